@@ -221,7 +221,7 @@ def read_node(record: Any, before: Sequence[Node], size: int) -> Node:
 def fit(
     op: str, shape: tuple[int, ...], kinds: list[bool], shapes: list[tuple[int, ...]], discrete: bool, size: int
 ) -> tuple[bool, bool]:
-    """Whether shapes and kinds are those of the specification, and whether the result is discrete."""
+    """Return whether shapes and kinds are those of the specification, and whether the result is discrete."""
     if op in ("constant", "input"):
         return True, discrete
     if op == "parameters":
@@ -366,7 +366,7 @@ def product(a: Jet, b: Jet, times: Callable[[list[Any], list[Any]], list[Any]] |
 
 
 def along(a: Jet, bit: int) -> Jet:
-    """The coefficient of one direction."""
+    """Return the coefficient of one direction."""
     return {key ^ bit: part for key, part in a.items() if key & bit}
 
 
@@ -429,10 +429,10 @@ def applied(ring: Any, name: str, a: Jet) -> Jet:
     bit = 1 << top.bit_length() - 1
     low = {key: part for key, part in a.items() if not key & bit}
     value = applied(ring, name, low)
-    return plus(value, times_direction(product(slope(ring, name, low, value), along(a, bit)), bit))
+    return plus(value, times_direction(product(derivative(ring, name, low, value), along(a, bit)), bit))
 
 
-def slope(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
+def derivative(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
     """φ'(a), given φ(a)."""
     if name == "exp":
         return value
@@ -453,7 +453,7 @@ def slope(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
 
 
 def forward(program: Program, ring: Any, theta: Jet, x: Input, *, stopped: bool = False) -> list[Any]:
-    """The value of every node: jets of reals, lists of whole numbers.
+    """Return the value of every node: jets of reals, lists of whole numbers.
 
     With `stopped`, directions end at `stop` as backpropagation does.
     """
@@ -544,7 +544,7 @@ def batched(ring: Any, a: list[Any], b: list[Any], batch: int, rows: int, inner:
 
 
 def flipped(part: list[Any], batch: int, rows: int, columns: int) -> list[Any]:
-    """The transposes of a batch of rows × columns matrices."""
+    """Return the transposes of a batch of rows × columns matrices."""
     n = rows * columns
     return [part[k * n + i * columns + j] for k in range(batch) for j in range(columns) for i in range(rows)]
 
@@ -620,7 +620,7 @@ def gradient(program: Program, theta: Jet, x: Input, v: list[int]) -> Jet:
 
 
 def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any]) -> list[Jet | None]:
-    """What each input of a node receives of its adjoint g."""
+    """Return what each input of a node receives of its adjoint g."""
     node = program.nodes[place]
     inputs = [values[i] for i in node.inputs]
     counts = [prod(program.nodes[i].shape) for i in node.inputs]
@@ -632,7 +632,7 @@ def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any
     if op == "multiply":
         return [product(g, inputs[1]), product(g, inputs[0])]
     if op in FUNCTIONS:
-        return [product(g, slope(ring, op, inputs[0], values[place]))]
+        return [product(g, derivative(ring, op, inputs[0], values[place]))]
     if op == "sum":
         n = program.nodes[node.inputs[0]].shape[-1]
         return [mapped(g, lambda part: [e for e in part for _ in range(n)])]
@@ -900,7 +900,7 @@ class Algebra:
         return None
 
     def vanishes(self, term: Term) -> bool:
-        """Whether a term is zero once squares of roots are replaced by what they are roots of."""
+        """Return whether a term is zero once squares of roots are replaced by what they are roots of."""
         if term.top is None:
             return False
         top = term.top
@@ -1004,7 +1004,7 @@ def rank_proved(contents: Contents) -> bool:
     return not contents.words or bool(with_bits(contents.bits, attempt))
 
 
-def slope_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
+def gradient_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
     found = [Fraction(0)] * len(theta)
     for i, j, a in law[0]:
         found[i] += Fraction(a) * Fraction(theta[j])
@@ -1014,14 +1014,14 @@ def slope_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
 
 
 def laws_independent(contents: Contents) -> bool:
-    slopes = [slope_of(law, contents.theta) for group in contents.laws for law in group]
+    gradients = [gradient_of(law, contents.theta) for group in contents.laws for law in group]
     return bool(
-        with_bits(contents.bits, lambda: independent([[Balls().number(e) for e in row] for row in slopes]) or None)
+        with_bits(contents.bits, lambda: independent([[Balls().number(e) for e in row] for row in gradients]) or None)
     )
 
 
 def patterns(contents: Contents) -> list[tuple[Input, dict[Any, list[int]]]]:
-    """An input for every pattern of tokens and decisions that occurs among the samples of the words."""
+    """Return an input for every pattern of tokens and decisions that occurs among the samples of the words."""
     program = contents.program
     found: dict[str, tuple[Input, dict[Any, list[int]]]] = {}
     for which in sorted({which for word in contents.words for which, _ in word}):
@@ -1046,7 +1046,7 @@ def decisions(program: Program, theta: Sequence[float], x: Input) -> dict[Any, l
 
 
 def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
-    """Whether ⟨∇h, X⟩ is pinned around zero at random points near θ, in 512 bits; evidence, not proof."""
+    """Return whether ⟨∇h, X⟩ is pinned around zero at random points near θ, in 512 bits; evidence, not proof."""
     if not contents.inputs:
         return False
     flint.ctx.prec = 512
@@ -1064,9 +1064,9 @@ def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
         except Open:
             return False
         for law in laws:
-            slopes = [ring.number(e) for e in slope_of(law, theta)]
-            moved = total([a * b for a, b in zip(slopes, field, strict=True)])
-            size = total([abs(a) for a in slopes]).abs_upper() * max(abs(b).abs_upper() for b in field)
+            gradients = [ring.number(e) for e in gradient_of(law, theta)]
+            moved = total([a * b for a, b in zip(gradients, field, strict=True)])
+            size = total([abs(a) for a in gradients]).abs_upper() * max(abs(b).abs_upper() for b in field)
             if not moved.contains(0) or not moved.abs_upper() <= size * flint.arb(2) ** -100:
                 return False
     return True

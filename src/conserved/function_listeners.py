@@ -58,7 +58,7 @@ class Listeners(Generic[T]):
         self._under = _Under()
 
     def now(self) -> list[T]:
-        """Everyone who is to be told of a call now: nobody inside of one, which is told by the outermost function.
+        """Return the listeners of a call now: none inside another call, which the outermost function reports.
 
         There may be several of ours: others may have kept one and put it back after its time.
         """
@@ -67,7 +67,7 @@ class Listeners(Generic[T]):
         return [one for kept in self._listeners if (one := kept()) is not None]
 
     def begin(self, listener: T) -> None:
-        """Tell a listener of calls from now on; it must be held by whoever will end this."""
+        """Report calls to a listener from now on; the caller must hold a reference to it."""
         self._listeners.append(weakref.ref(listener, self._put_back))
 
     def end(self, listener: T) -> None:

@@ -1,4 +1,4 @@
-"""Names that are loaded when they are first asked for: those of a package, and what a layer provides for lower ones."""
+"""Load names on first use: those of a package, and implementations that a layer registers for lower ones."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ _PROVIDED: dict[str, str] = {}
 
 
 def provide(service: str, home: str) -> None:
-    """Say that whoever asks for a service is given an object, as "module:name"; the module is loaded then."""
+    """Register the object that implements a service, as "module:name"; the module is loaded on first use."""
     _PROVIDED[service] = home
 
 
 def provided(service: str) -> Any:
-    """What is provided for a service, for a layer that may not know who does."""
+    """Return the object registered for a service, for a layer that may not import its implementation."""
     module, _, name = _PROVIDED[service].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def loaded_on_demand(package: str, parts: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package.
+    """Return the `__getattr__` of a package.
 
     Args:
         package: its full name.
-        parts: by module inside it, the names that are had from there, separated by spaces; `new:old` for one that
+        parts: by module inside it, the names that module exports, separated by spaces; `new:old` for a name that
             is `old` there.
+
+    Returns:
+        A function that imports the module of a name and returns the name's value.
     """
     homes = {}
     for module, names in parts.items():

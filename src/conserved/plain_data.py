@@ -13,7 +13,7 @@ _LARGEST = 1 << 48
 
 
 def record_of(thing: Any, names: str) -> dict[str, Any]:
-    """The named attributes of a thing, as JSON has them."""
+    """Return the named attributes of a thing, as JSON has them."""
     return {name: plain(getattr(thing, name)) for name in names.split()}
 
 
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
 
 
 def size(value: Any) -> int:
-    """A whole number from a file, such as the length of an axis; TypeError or ValueError for anything else."""
+    """Return a whole number from a file, such as the length of an axis; TypeError or ValueError for anything else."""
     if type(value) is not int:
         raise TypeError(f"{_shown(value)} is not a whole number")
     if not 0 <= value < _LARGEST:
@@ -42,14 +42,14 @@ def size(value: Any) -> int:
 
 
 def real(value: Any) -> float:
-    """A finite number from a file."""
+    """Return a finite number from a file."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise TypeError(f"{_shown(value)} is not a finite number")
     return float(value)
 
 
 def text(value: Any) -> str:
-    """A name from a file; JSON can say half of a character, which cannot be written anywhere."""
+    """Return a name from a file; JSON can say half of a character, which cannot be written anywhere."""
     if not isinstance(value, str):
         raise TypeError(f"{_shown(value)} is not text")
     if any("\ud800" <= char <= "\udfff" for char in value):
@@ -58,7 +58,7 @@ def text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value for a message: short, in ASCII, whatever it is."""
+    """Return a value for a message: short, in ASCII, whatever it is."""
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return "a number of more than 308 digits"
     shown = ascii(value)

@@ -2,8 +2,8 @@
 
 A collective waits for every process. If one of them has no monitor, or a part of its monitor is off, the others would
 wait for ever, or take its next message for the answer. Processes therefore confirm each computation first. The store
-keeps one decision for each: whoever sees all processes arrive writes "go", whoever gives up waiting writes "stop", and
-the first to write decides for all.
+keeps one decision for each: a process that sees all others arrive writes "go", one that gives up writes "stop", and the
+first to write decides for all.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RankAgreement:
         self._store.set(f"{self._prefix}/withdrawn", str(self.rank))
 
     def _forget_former(self, key: str, what: str) -> None:
-        """Delete the keys of the computation before: whoever confirms one has come back from the former."""
+        """Delete the keys of the previous computation: a process that confirms one has finished the last."""
         if self.rank == self.ranks[0]:
             for old in self._former:
                 self._store.delete_key(old)

@@ -49,7 +49,7 @@ def setups(
     lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
     device: str | None = None,
 ) -> Iterator[Setup]:
-    """Every precision with every length.
+    """Yield every precision with every length.
 
     Args:
         dtypes: the precisions the kernel is meant for.
@@ -70,7 +70,7 @@ def over_dtypes_and_lengths(
     lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
     device: str | None = None,
 ) -> pytest.MarkDecorator:
-    """A pytest parametrisation that gives a test a `setup` for every precision and length.
+    """Return a pytest parametrisation that gives a test a `setup` for every precision and length.
 
     Args:
         dtypes: the precisions the kernel is meant for.
@@ -95,7 +95,7 @@ def assert_backward(
         fn: any callable on tensors.
         *tensors: its arguments, as for `conserved.check`.
         inconclusive: accept a check in which a wrong factor of some gradient would not have been seen.
-        seconds: time after which no further test is begun.
+        seconds: time after which no further test is started.
         **options: further options of `conserved.check` and keyword arguments of `fn`.
 
     Returns:

@@ -105,7 +105,7 @@ class Verdict:
         return f"{self.status.value.upper()} ({self.scope})" if self.scope else self.status.value.upper()
 
     def record(self) -> dict[str, Any]:
-        """Whether it holds, its status and its message, as plain data for JSON."""
+        """Return whether it holds, its status and its message, as plain data for JSON."""
         return {"ok": self.holds, "status": self.status.value, "message": self.message}
 
     def __eq__(self, other: object) -> bool:

@@ -19,7 +19,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant, causal_lower_righ
 from torch.utils.checkpoint import checkpoint
 
 from conserved import blocks
-from conserved.attention.attention_calls import AttentionCall, attention_heard
+from conserved.attention.attention_calls import AttentionCall, observe_attention
 from conserved.attention.queries_and_keys import Capture, listening
 from conserved.auditing.attention_keys import keys_seen
 from tolerances import AGREE
@@ -85,7 +85,7 @@ def heads(**options: Any) -> Tensor:
 
 def heard(model: nn.Module, *args: Any) -> list[AttentionCall]:
     found: list[AttentionCall] = []
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         model(*args)
     return found
 
@@ -153,7 +153,7 @@ def test_a_mask_without_entries_is_what_it_stands_for_while_someone_listens(mask
         return F.scaled_dot_product_attention(q, k, v, mask)
 
     model, calls = nn.Sequential(Calling(attend)), list[AttentionCall]()
-    with attention_heard(model, calls.append):
+    with observe_attention(model, calls.append):
         output = model(torch.randn(5, 8))
     assert len(calls) == 1
     assert calls[0].keys is k
@@ -165,7 +165,7 @@ def test_multihead_attention_is_told_at_its_inputs_and_its_product_as_part_of_th
     calls = heard(model, x, x, x)
     assert [(call.at, call.part) for call in calls] == [("inputs", False)]
     found: list[AttentionCall] = []
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         model(x, x, x, need_weights=False)
     assert [(call.at, call.part) for call in found] == [("inputs", False), ("product", True)]
 
@@ -233,7 +233,7 @@ def test_the_same_queries_and_keys_reach_both_kinds_of_listener() -> None:
 @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 def test_a_call_that_is_computed_again_is_told_again(reentrant: bool) -> None:
     model, found = Nested(reentrant), list[AttentionCall]()
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         model(torch.randn(5, 8)).sum().backward()
     assert [call.path for call in found] == ["first", "second", "second"]
     assert found[-1].keys is not None
@@ -243,7 +243,7 @@ def test_a_call_that_is_computed_again_is_told_again(reentrant: bool) -> None:
 def test_what_is_compiled_runs_as_it_would_and_is_not_heard() -> None:
     torch.compiler.reset()
     model, x, found = Nested(), torch.randn(5, 8), list[AttentionCall]()
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         out = torch.compile(model, backend="eager", fullgraph=True)(x)
         assert not found
         torch.testing.assert_close(model(x), out)
@@ -254,8 +254,8 @@ def test_listeners_stop_in_any_order() -> None:
     model, x = Calling(), torch.randn(5, 8)
     counts = [list[AttentionCall](), list[AttentionCall]()]
     first, second = ExitStack(), ExitStack()
-    first.enter_context(attention_heard(model, counts[0].append))
-    second.enter_context(attention_heard(model, counts[1].append))
+    first.enter_context(observe_attention(model, counts[0].append))
+    second.enter_context(observe_attention(model, counts[1].append))
     model(x)
     first.close()
     model(x)
@@ -269,7 +269,7 @@ def test_listeners_stop_in_any_order() -> None:
 def test_a_listener_that_nobody_stops_goes_with_whoever_held_it() -> None:
     model, found, before = Calling(), list[AttentionCall](), F.scaled_dot_product_attention
     held = ExitStack()
-    held.enter_context(attention_heard(model, found.append))
+    held.enter_context(observe_attention(model, found.append))
     assert F.scaled_dot_product_attention is not before
     del held
     gc.collect()
@@ -281,7 +281,7 @@ def test_a_listener_that_nobody_stops_goes_with_whoever_held_it() -> None:
 def test_what_others_put_in_the_place_meanwhile_stays_and_no_call_is_told_twice() -> None:
     model, x, before = Calling(), torch.randn(5, 8), F.scaled_dot_product_attention
     ran: list[int] = []
-    with attention_heard(model, lambda call: None):
+    with observe_attention(model, lambda call: None):
         inner = F.scaled_dot_product_attention
 
         def theirs(*args: Any, **options: Any) -> Tensor:
@@ -307,7 +307,7 @@ def test_other_models_and_other_threads_are_not_heard() -> None:
         return args[2]
 
     model.attend = attend
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         model(torch.randn(5, 8))
         other(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
@@ -319,7 +319,7 @@ def test_a_pass_that_fails_leaves_no_module_running() -> None:
         raise RuntimeError("on purpose")
 
     model, found = nn.Sequential(Calling(fail)), list[AttentionCall]()
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         with pytest.raises(RuntimeError, match="on purpose"):
             model(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
@@ -339,7 +339,7 @@ def test_a_module_that_was_interrupted_does_not_outlive_the_one_around_it() -> N
             return x
 
     model, found = Forgiving(Calling(interrupt)), list[AttentionCall]()
-    with attention_heard(model, found.append):
+    with observe_attention(model, found.append):
         model(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
     assert not found

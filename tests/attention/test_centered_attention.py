@@ -16,7 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from conserved.attention import NotInvariantError, centered
-from conserved.attention.attention_calls import attention_heard
+from conserved.attention.attention_calls import observe_attention
 
 Function = Callable[..., Any]
 
@@ -440,7 +440,7 @@ def test_probes_are_not_told_to_listeners() -> None:
             return self.attend(x, x, x, attn_mask=TRIANGLE)
 
     model, told = Attention(), []
-    with attention_heard(model, lambda call: told.append(call.at)):
+    with observe_attention(model, lambda call: told.append(call.at)):
         model(inputs()[0])
     assert told == ["product"]
 

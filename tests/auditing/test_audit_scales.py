@@ -83,6 +83,21 @@ def test_a_gradient_that_is_truly_infinite_or_zero_is_still_said_to_be() -> None
     assert [item.trouble for item in audit(model).findings] == ["zero"]
 
 
+def test_a_scaled_loss_that_overflows_float16_refutes_no_identity() -> None:
+    model = decoder()
+    with torch.autocast("cpu", torch.float16):
+        logits = model(TOKENS[:, :-1])
+    (2.0**24 * F.cross_entropy(logits.flatten(0, 1).float(), TOKENS[:, 1:].flatten())).backward()
+    found = audit(model, loss="cross_entropy", precision=torch.float16)
+    assert any(item.trouble == "not finite" for item in found.findings)
+    assert found.verdict.status is Status.INCONCLUSIVE
+    assert "a scaler skips the step" in found.verdict.message
+    assert found.failures == ()
+    assert not found.ok
+    # In float32 nothing skips the step.
+    assert audit(model, loss="cross_entropy", precision=torch.float32).verdict.status is Status.REFUTED
+
+
 def low_rank(*, rank: int = 4) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

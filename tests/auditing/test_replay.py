@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import audit, blocks, gauge, recognize
+from conserved import Monitor, audit, blocks, gauge, recognize
 from conserved.auditing.diagnosis import Origin
 from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.reference_form import PLAIN, wide_forms
@@ -366,3 +366,33 @@ def test_reference_form_is_undone() -> None:
     with PLAIN.applied():
         assert "apply" in vars(below)
     assert "apply" not in vars(below)
+
+
+class Concatenated(nn.Module):
+    """A gain whose scale two batch norms forget up to ε, so that its gradient is rounding and what ε leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.norm1, self.conv1 = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, padding=1)
+        self.norm2, self.head = nn.BatchNorm2d(12), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(self.conv(x)).relu(), 2)
+        y = self.conv1(self.norm1(x).relu())
+        return self.head(self.norm2(torch.cat([x, y], 1)).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_rounding_of_a_law_up_to_epsilon_is_told_from_a_wrong_gradient(factor: float) -> None:
+    torch.manual_seed(0)
+    model = Concatenated()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if factor != 1.0:
+        model.norm.weight.register_hook(lambda gradient: factor * gradient)
+    monitor = Monitor(model, optimizer, audit=1)
+    loss = F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4))
+    loss.backward()
+    optimizer.step()
+    monitor.step(loss=loss)
+    assert any("norm.gain" in alarm.message for alarm in monitor.alarms) is (factor != 1.0)

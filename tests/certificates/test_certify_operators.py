@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from conserved.certificates.arithmetic import Balls, Floats, Undecided, precision
 from conserved.certificates.builder import NoRule
 from conserved.certificates.differentiate import Sample, bracket, gradient, run
-from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.operators import MOVES, RULES
 from conserved.certificates.program import UNARY, Program
 from conserved.certificates.trace import trace
@@ -75,7 +75,7 @@ class TestBalls:
         with precision(400):
             numbers = Balls()
             a = Jet({0: numbers.array([value], (1,))})
-            (exact,) = slope(numbers, function, a, apply(numbers, function, a)).value
+            (exact,) = derivative(numbers, function, a, apply(numbers, function, a)).value
             step = flint.arb(2) ** -120
             ends = [numbers.apply(function, a.value + sign * step)[0] for sign in (1, -1)]
             quotient = (ends[0] - ends[1]) / (2 * step)

@@ -125,10 +125,10 @@ def test_every_mutation_of_every_rule_is_noticed(case: Case) -> None:
     assert survivors == []
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_mutation_rule_has_something_to_mutate(rule: str) -> None:
-    count = sum(len(list(RULES[rule](s))) for case in LAWFUL for s in case.laws(case.model()))
-    assert count >= 2
+def test_every_mutation_rule_has_something_to_mutate() -> None:
+    symmetries = [symmetry for case in LAWFUL for symmetry in case.laws(case.model())]
+    counts = {rule: sum(len(list(mutate(symmetry))) for symmetry in symmetries) for rule, mutate in RULES.items()}
+    assert min(counts.values()) >= 2, counts
 
 
 def test_the_sign_of_an_inert_key_bias_makes_no_difference() -> None:

@@ -21,8 +21,10 @@ from conserved.symmetry import (
     Kind,
     Leg,
     OneScale,
+    RowProducts,
     Scaling,
     Symmetry,
+    Term,
     Translation,
     View,
     moment_map,
@@ -340,3 +342,9 @@ def test_a_symmetry_finds_what_evaluates_it_when_it_is_asked_and_no_sooner() -> 
 def test_what_is_provided_evaluates_as_a_symmetry_asks_for_it() -> None:
     promised: Evaluator = Plan
     assert evaluator() is promised
+
+
+@pytest.mark.parametrize("terms", [(Term(0, 1),), (Term(0, 1), Term(1, 0))], ids=["nilpotent", "symmetric, mixed rows"])
+def test_products_that_are_neither_squares_nor_antisymmetric_are_refused(terms: tuple[Term, ...]) -> None:
+    with pytest.raises(ValueError, match="number 0 to be squares of rows or antisymmetric"):
+        RowProducts(terms, unit=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -119,3 +121,14 @@ def test_impossible_views_are_refused(arguments: dict[str, object], message: str
 def test_a_tensor_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"has shape \(24, 5\); got a tensor of shape \(5, 24\)"):
         View.of("w", (24, 5)).matrix(W.mT)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares"), [((1, 4, 7, 10), True), ((3,), True), ((0, 1, 2), True), ((7, 4, 1), False), ((0, 1, 5), False)]
+)
+def test_rows_that_are_equally_far_apart_are_read_without_a_copy(rows: tuple[int, ...], shares: bool) -> None:
+    stored = torch.randn(12, 5, dtype=torch.float64)
+    view = replace(View.of("w", (12, 5)), rows=rows)
+    found = view.matrix(stored)
+    assert torch.equal(found, stored[list(rows)])
+    assert (found.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()) is shares

@@ -1,9 +1,9 @@
-"""Every call of attention in a running model, told while it happens, with the model's own attention left in place.
+"""Report every call of attention in a running model to listeners, without changing the model's own attention.
 
-Calls are heard at the attention interface of transformers, whichever implementation it hands out; at PyTorch's
+Calls are observed at the attention interface of transformers, whichever implementation it hands out; at PyTorch's
 scaled_dot_product_attention, which torch.nn, timm and most others call; where the keys of this package's blocks pass;
 and at the inputs of torch.nn.MultiheadAttention, which may compute its scores by itself. All of it is undone when
-nobody listens any more. What is compiled is not heard.
+nobody listens any more. Compiled calls are not observed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from conserved.function_listeners import Listeners
 class AttentionCall:
     """One call of attention, while it happens.
 
-    It was heard at the "interface" of transformers, at PyTorch's "product", at the keys of a "block" that computes
+    It was observed at the "interface" of transformers, at PyTorch's "product", at the keys of a "block" that computes
     attention by itself, or at the "inputs" of torch.nn.MultiheadAttention. `queries` and `keys` have axes (…, heads,
     length, width) and are those the scores are made of, with their graph; None where they are not known: both for
     inputs, queries for a block. `args` and `kwargs` are what follows them in the call; for a block or inputs, what the
@@ -44,7 +44,7 @@ class AttentionCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     part: bool = False
-    """Whether it belongs to a call that was told already."""
+    """Whether it belongs to a call that was reported already."""
     output_listeners: list[Callable[[Tensor, bool], None]] = field(default_factory=list)
     """Functions that a listener adds to get the output with its graph, and whether tokens come before heads in it. A
     block and inputs have no output."""
@@ -58,7 +58,7 @@ class AttentionCall:
 
 
 Listener = Callable[[AttentionCall], Tensor | None]
-"""Is told of a call; may answer with keys that are used in place of its own."""
+"""Receives a call; may return keys that are used in place of its own."""
 
 
 def computes_own_attention(module: nn.Module) -> bool:
@@ -68,12 +68,12 @@ def computes_own_attention(module: nn.Module) -> bool:
 
 
 @contextmanager
-def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
-    """While it lasts, `tell` is told of every call of attention inside `model`.
+def observe_attention(model: nn.Module, on_call: Listener) -> Iterator[None]:
+    """Report every call of attention inside `model` to `on_call` within the context.
 
     Several may listen at a time, to the same model or others, and stop in any order.
     """
-    listener = _Listener(model, guarded(tell))
+    listener = _Listener(model, guarded(on_call))
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if name and _calls_no_attention(module):
@@ -99,7 +99,7 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
 
 def _calls_no_attention(module: nn.Module) -> bool:
     """Most of a model, where hooks would only take time: PyTorch's own modules without others inside, and norms, which
-    have vectors alone. If one of these attends after all, the call is told with the module around it."""
+    have vectors alone. If one of these attends after all, the call is reported with the module around it."""
     if any(True for _ in module.children()):
         return False
     shapes = [p.ndim for p in module.parameters(recurse=False)]
@@ -122,11 +122,11 @@ class _Stack(threading.local):
 
 
 class _Listener:
-    """Whose attention is listened to, who is told, and which of the modules are running."""
+    """A model whose attention is observed, its listener, and the modules that are running."""
 
-    def __init__(self, model: nn.Module, tell: Listener) -> None:
+    def __init__(self, model: nn.Module, on_call: Listener) -> None:
         self.paths = {id(module): name for name, module in model.named_modules()}
-        self.tell = tell
+        self.on_call = on_call
         self.running = _Stack()
 
 
@@ -134,7 +134,7 @@ _LISTENERS = Listeners[_Listener]()
 
 
 class _Within(threading.local):
-    """How many calls are under way, or being described: what happens inside them is not told again."""
+    """How many calls are under way, or being described: what happens inside them is not reported again."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -145,7 +145,7 @@ _WITHIN = _Within()
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Within it, calls of attention are not told to listeners."""
+    """Report no calls of attention to listeners within the context."""
     _WITHIN.calls += 1
     try:
         yield
@@ -171,7 +171,7 @@ def _enter_with_inputs(listener: _Listener, path: str) -> Callable[[nn.Module, t
                 at="inputs", path=path, module=module, queries=None, keys=None, args=args, kwargs=kwargs
             )
             with unheard():
-                listener.tell(call)
+                listener.on_call(call)
 
     return hook
 
@@ -191,7 +191,7 @@ def _leave(listener: _Listener) -> Callable[[nn.Module, Any, Any], None]:
 
 
 def _through_block(listener: _Listener, path: str, block: nn.Module) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """A hook on the module that the keys of a block pass through."""
+    """Return a hook on the module that the keys of a block pass through."""
 
     def hook(module: nn.Module, args: Any, keys: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or _WITHIN.calls:
@@ -209,7 +209,7 @@ def _through_block(listener: _Listener, path: str, block: nn.Module) -> Callable
             part=given is None,
         )
         with unheard():
-            answer = listener.tell(call)
+            answer = listener.on_call(call)
         return keys if answer is None else answer
 
     return hook
@@ -235,7 +235,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
                         part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
                     )
                     calls.append(call)
-                    answer = listener.tell(call)
+                    answer = listener.on_call(call)
                     key = key if answer is None else answer
             output = original(query, key, *rest, **options)
             for call in calls:
@@ -269,7 +269,7 @@ def _with_causal_biases(original: Callable[..., Any]) -> Callable[..., Any]:
 def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_interface(self: Any, *args: Any, **options: Any) -> Any:
         attend = original(self, *args, **options)
-        # An implementation that changes keys on their way to PyTorch's function is heard there.
+        # An implementation that changes keys on their way to PyTorch's function is observed there.
         through_product = getattr(attend, "calls_product", False)
         if torch.compiler.is_compiling() or through_product:
             return attend
@@ -301,7 +301,7 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
                         kwargs=options,
                     )
                     calls.append(call)
-                    answer = listener.tell(call)
+                    answer = listener.on_call(call)
                     key = key if answer is None else answer
             output = attend(module, query, key, *rest, **options)
             for call in calls:

@@ -43,7 +43,7 @@ class Band:
         )
 
     def mirrored(self) -> Band:
-        """Which queries see a key: the same statement with the roles exchanged."""
+        """Return which queries see a key: the same statement with the roles exchanged."""
         return Band(
             lower=None if self.upper is None else 1 - self.upper,
             upper=None if self.lower is None else 1 - self.lower,
@@ -52,7 +52,7 @@ class Band:
     def counts(
         self, rows: int, n: int, seen: Bool[Tensor, "*heads n"] | None, device: torch.device
     ) -> Float[Tensor, "*heads rows"]:
-        """How many of the n keys every row sees, of those marked as seen."""
+        """Return how many of the n keys every row sees, of those marked as seen."""
         places = torch.arange(rows, device=device)
         starts = torch.zeros_like(places) if self.lower is None else (places + self.lower).clamp(0, n)
         ends = torch.full_like(places, n) if self.upper is None else (places + self.upper).clamp(0, n)
@@ -76,7 +76,7 @@ class Band:
         return total if self.lower is None else total - prefix_squares(x, y, self.lower)
 
     def visible(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-        """The whole matrix of who sees what; for small sizes."""
+        """Return the whole matrix of who sees what; for small sizes."""
         gap = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None]
         seen = torch.ones_like(gap, dtype=torch.bool)
         if self.lower is not None:

@@ -292,7 +292,7 @@ def _positional_names(attention: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _drops(options: Mapping[str, Any]) -> bool:
-    """Whether the options name a dropout probability that is not zero."""
+    """Return whether the options name a dropout probability that is not zero."""
     return any(bool(options.get(name)) for name in ("dropout_p", "dropout"))
 
 

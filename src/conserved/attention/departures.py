@@ -111,7 +111,7 @@ class DepartureWatch:
         self._raised: set[str] = set()
 
     def look(self, step: int, readings: Mapping[str, float]) -> list[Alarm]:
-        """The alarms of one sample."""
+        """Return the alarms of one sample."""
         found = []
         for name, value in readings.items():
             kind = name.rpartition(".")[2]

@@ -17,7 +17,7 @@ HEADS = ("head", "spectrum", "rank", "effective rank", "stable rank", "participa
 
 
 def title(field: EnergyField) -> str:
-    """How many heads, of what size."""
+    """Return how many heads, of what size."""
     queries, keys = field.row_sums.shape[-1], field.column_energies.shape[-1]
     bound = "no bound on the rank" if field.bound is None else f"rank at most {field.bound}"
     heads = field.row_sums.shape[:-1].numel()
@@ -25,7 +25,7 @@ def title(field: EnergyField) -> str:
 
 
 def table(field: EnergyField) -> str:
-    """The statistics of every head; what has no value is a dash."""
+    """Return the statistics of every head; what has no value is a dash."""
     return html.panel(html.paragraph(title(field)), html.table(HEADS, list(_rows(field)), numbers=range(2, 8), raw=1))
 
 

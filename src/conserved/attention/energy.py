@@ -124,7 +124,7 @@ class EnergyField:
         return f"<EnergyField: {display.title(self)}>"
 
     def _repr_html_(self) -> str:
-        """A table by head, for notebooks."""
+        """Return a table by head, for notebooks."""
         return display.table(self)
 
     @property
@@ -148,7 +148,7 @@ def energy_field(
     ridge: float | None = None,
     leading: int = 0,
 ) -> EnergyField:
-    """The energy field of queries and keys as the attention uses them, for every head at once.
+    """Return the energy field of queries and keys as the attention uses them, for every head at once.
 
     >>> field = energy_field(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [5.0]]))
     >>> field.singular_values, field.rank    # E = (1, 2)ᵀ (−1, 1)
@@ -208,7 +208,7 @@ def _whole(
     key_mask: Tensor | None,
     scale: float,
 ) -> EnergyField:
-    """Every query sees every key. A device has work queued whenever the host factors something."""
+    """Return every query sees every key. A device has work queued whenever the host factors something."""
     heads, b = q.shape[:-2], keys.factor
     mean, query_form = placed(k.device, keys.mean, abs(scale) * b.mT)
     rows = row_energies(q, query_form, query_mask)
@@ -361,7 +361,7 @@ def _checked(
 def _with_bias(
     q: Tensor, k: Tensor, bias: Tensor, mask: Tensor | None, scale: float, groups: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A bias per key as one more column; −inf hides the key."""
+    """Return a bias per key as one more column; −inf hides the key."""
     bias = bias.detach().to(torch.promote_types(bias.dtype, k.dtype))
     bias = bias.expand(k.shape[:-1]) if groups is None else bias.expand(k.squeeze(-3).shape[:-1]).unsqueeze(-2)
     # Whether a key is hidden at all is not asked: a device would have to be waited for.
@@ -373,7 +373,7 @@ def _with_bias(
 
 
 def _with_slope(q: Tensor, k: Tensor, slope: float | Tensor, scale: float, groups: int | None) -> tuple[Tensor, Tensor]:
-    """The part of −slope·(i − j) that depends on the key, as one more column, in double precision."""
+    """Return the part of −slope·(i − j) that depends on the key, as one more column, in double precision."""
     steep = torch.as_tensor(slope, dtype=torch.float64, device=q.device)
     if groups is not None and steep.ndim:
         steep = steep.unflatten(-1, q.shape[-4:-2])

@@ -127,7 +127,7 @@ class RunningMeans(ConstantRule):
 
 
 def with_marker(constant: Tensor, value: Tensor) -> Tensor:
-    """Move one component of a constant of values beyond all of them, so that rows that see no key can be told apart.
+    """Move one component of a constant of values beyond all of them, so that rows that see no key can be recognised.
 
     A row that sees a key is a weighted mean of values. If a component of the constant lies below all values (or above),
     that component of the centered row is positive (or negative) and not zero, whatever the mask and the weights are. A

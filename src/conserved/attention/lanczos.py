@@ -26,7 +26,7 @@ def leading_values(
     *,
     most: int = 200,
 ) -> Float[Tensor, "heads count"]:
-    """The `count` largest singular values of every head's field."""
+    """Return the `count` largest singular values of every head's field."""
     if count < 1:
         raise ValueError(f"Ask for at least one singular value; got {count}.")
     back = band.mirrored()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
-from conserved.attention.probing import Heard, described
+from conserved.attention.probing import AttentionInputs, described
 from conserved.attention.queries_and_keys import Capture
 from conserved.output.lines import WIDTH, TextLine, columns, joined
 from conserved.output.result import PrintableResult
@@ -99,7 +99,7 @@ def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*head
 
 
 def directions_needed(values: Float[Tensor, "*heads n"], tolerance: float = TOLERANCE) -> Tensor:
-    """How many directions bring the relative error down to `tolerance`; none for a field of zeros."""
+    """Return how many directions bring the relative error down to `tolerance`; none for a field of zeros."""
     enough = truncation_errors(values) <= tolerance
     return enough.double().argmax(-1)
 
@@ -113,7 +113,7 @@ def low_rank(
     layer: str = "",
     lengths: Sequence[int] | None = None,
 ) -> list[LowRank]:
-    """How few directions the energy field of each head needs, for the field over all keys.
+    """Return how few directions the energy field of each head needs, for the field over all keys.
 
     Args:
         q: queries, (heads, queries, d), or (queries, d) of one head.
@@ -121,7 +121,7 @@ def low_rank(
         tolerance: the relative error in the Frobenius norm that is allowed, between 0 and 1.
         scale: factor of the logits; by default 1/√d.
         layer: the name of the layer, for the rows.
-        lengths: lengths of the beginnings of the sequence that are judged as well; by default 8, 16, 32, … They take
+        lengths: lengths of the beginnings of the sequence that are measured as well; by default 8, 16, 32, … They take
             one pass together, since their sums add up.
 
     Returns:
@@ -192,7 +192,7 @@ def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, *
     """Run a model once; for every head, how few directions its energy field needs on the layer's longest sequence.
 
     Args:
-        model: a model with attention that can be heard, as for `probe`.
+        model: a model whose attention can be observed, as for `probe`.
         *args: inputs, as the model is called.
         tolerance: the relative error in the Frobenius norm that is allowed, between 0 and 1.
         **model_inputs: more inputs, by name.
@@ -201,12 +201,12 @@ def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, *
         One row per head, and the layers that could not be described.
 
     Raises:
-        Unheard: no call of attention was heard.
+        Unheard: no call of attention was observed.
     """
     found: dict[str, list[LowRank]] = {}
 
-    def describe(capture: Capture, heard: Iterable[Heard]) -> None:
-        longest = max(heard, key=lambda one: one[1].shape[-2], default=None)
+    def describe(capture: Capture, calls: Iterable[AttentionInputs]) -> None:
+        longest = max(calls, key=lambda call: call[1].shape[-2], default=None)
         if longest is not None:
             q, k, _ = longest
             found[capture.path] = low_rank(q, k, tolerance=tolerance, scale=capture.scale, layer=capture.path)

@@ -44,7 +44,7 @@ _CHUNK = 512
 def block_rows(
     heads: int, width: int, device: torch.device, least: int = 64, device_blocks: int = DEVICE_BLOCKS
 ) -> int:
-    """How many rows of all heads make up one block."""
+    """Return how many rows of all heads make up one block."""
     numbers = device_blocks * BLOCK if device.type == "cuda" else BLOCK
     return max(least, numbers // max(1, heads * width))
 
@@ -69,7 +69,7 @@ class TokenMoments:
 
     @staticmethod
     def of(x: Float[Tensor, "*heads n d"], mask: Bool[Tensor, "*#heads n"] | None = None) -> TokenMoments:
-        """The moments of vectors.
+        """Return the moments of vectors.
 
         Args:
             x: the vectors as rows, (…, n, d).
@@ -86,7 +86,7 @@ class TokenMoments:
         return TokenMoments(count=count, mean=mean, factor=factor, orthogonal=found.orthogonal)
 
     def merge(self, other: TokenMoments) -> TokenMoments:
-        """The moments of two sets of vectors together.
+        """Return the moments of two sets of vectors together.
 
         Args:
             other: the moments of the other set, of the same heads and width.
@@ -99,7 +99,7 @@ class TokenMoments:
         return TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(rows, mode="r").R)
 
     def about_zero(self) -> Float[Tensor, "*heads rows d"]:
-        """A factor of Σ x xᵀ instead of the scatter about the mean."""
+        """Return a factor of Σ x xᵀ instead of the scatter about the mean."""
         rows = torch.cat((self.factor, self.count.sqrt()[..., None, None] * self.mean[..., None, :]), -2)
         return torch.linalg.qr(rows, mode="r").R
 
@@ -204,7 +204,7 @@ def _joined(total: TokenMoments, count: Tensor, mean: Tensor) -> tuple[Tensor, T
 
 
 def _factor(scatter: Tensor) -> Tensor:
-    """The factor whose rows are eigenvectors, the longest first."""
+    """Return the factor whose rows are eigenvectors, the longest first."""
     values, vectors = torch.linalg.eigh(scatter)
     return (values.clamp(min=0).sqrt()[..., None, :] * vectors).flip(-1).mT
 

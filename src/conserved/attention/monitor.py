@@ -115,7 +115,7 @@ class AttentionMonitor:
         return record
 
     def series(self) -> dict[str, list[float]]:
-        """Every series so far, by name."""
+        """Return every series so far, by name."""
         found: dict[str, list[float]] = {}
         for record in self.records:
             for name, value in record.readings.items():
@@ -123,7 +123,7 @@ class AttentionMonitor:
         return found
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """The latest reading of every series, as functions: for a law monitor that takes gauges of its own."""
+        """Return the latest reading of every series, as functions: for a law monitor that takes gauges of its own."""
         latest = self.records[-1].readings if self.records else {}
         return {name: lambda name=name: self.records[-1].readings[name] for name in latest}  # type: ignore[misc]
 
@@ -158,7 +158,7 @@ class AttentionMonitor:
 
 
 def _readings(q: Tensor, k: Tensor, capture: Capture, options: dict[str, Any]) -> dict[str, Tensor]:
-    """The three series of every head; what is not finite any more is NaN, and no reason to stop a run."""
+    """Return the three series of every head; what is not finite any more is NaN, and no reason to stop a run."""
     softmax = softmax_statistics(q, k, scale=capture.scale, softcap=capture.softcap, **options)
     found = {"largest_logit": softmax.largest_logit, "evenness": softmax.evenness}
     if bool(torch.isfinite(k).all()):

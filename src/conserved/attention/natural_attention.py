@@ -65,7 +65,7 @@ class NaturalAttention(nn.Module):
         return (x @ self.q) @ (x @ self.k).mT / math.sqrt(self.dim)
 
     def weights(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length length"]:
-        """The attention matrix A."""
+        """Return the attention matrix A."""
         return self.energy(x).softmax(-1)
 
     def forward(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length dim"]:
@@ -92,7 +92,7 @@ class NaturalAttention(nn.Module):
 
 
 def token_fisher(weights: Float[Tensor, "*batch l l"], damping: float = 0.0) -> Float[Tensor, "*batch l l"]:
-    """The note's metric of tokens F = A Aᵀ, damped.
+    """Return the note's metric of tokens F = A Aᵀ, damped.
 
     Args:
         weights: the attention matrix A, (…, length, length).
@@ -187,7 +187,7 @@ def _solved(metric: Tensor, gradient: Tensor, damping: float) -> Tensor:
 
 
 def _kronecker(left: Tensor, right: Tensor, gradient: Tensor, dim: int, damping: float) -> Tensor:
-    """The step in the metric tr(δᵀ L δ R)/d with L and R the mean second moments of `left` and `right`."""
+    """Return the step in the metric tr(δᵀ L δ R)/d with L and R the mean second moments of `left` and `right`."""
     a = left.flatten(0, -2).mT @ left.flatten(0, -2) / left.shape[:-1].numel()
     b = right.flatten(0, -2).mT @ right.flatten(0, -2) / right.shape[:-1].numel() / dim
     return _solved(b, _solved(a, gradient, damping).mT, damping).mT

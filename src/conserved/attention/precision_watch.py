@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.attention.attention_calls import AttentionCall, attention_heard
+from conserved.attention.attention_calls import AttentionCall, observe_attention
 from conserved.attention.precision import AttentionPrecision
 from conserved.attention.queries_and_keys import Capture, captured
 from conserved.attention.rounding import Delta, attention_rounding
@@ -57,17 +57,17 @@ def watch_precision(
         raise ValueError(f"Expected at least one sequence, got {sequences}. Pass sequences=1.")
     precision = AttentionPrecision() if into is None else into
 
-    def tell(call: AttentionCall) -> None:
+    def on_call(call: AttentionCall) -> None:
         listen_for_rounding(call, precision, sequences)
 
-    with attention_heard(model, tell):
+    with observe_attention(model, on_call):
         yield precision
 
 
 def listen_for_rounding(
     call: AttentionCall, precision: AttentionPrecision, sequences: int = 1, *, half_only: bool = False
 ) -> None:
-    """Predict the rounding of one call when its output gradient arrives; for listeners that hear calls already.
+    """Predict the rounding of one call when its output gradient arrives; for listeners that observe calls already.
 
     Args:
         call: the call, while it happens.

@@ -55,7 +55,7 @@ class Rows:
         return found if self.kept is None else torch.where(self.kept[:, start:stop, None], found, 0.0)
 
     def norm(self) -> Float[Tensor, "*heads"]:
-        """The size of all vectors together, without their last entries."""
+        """Return the size of all vectors together, without their last entries."""
         heads, n, d = self.values.shape
         rows = block_rows(heads, d, self.values.device)
         blocks = (self.block(at, min(at + rows, n)) for at in range(0, n, rows))
@@ -64,7 +64,7 @@ class Rows:
         )
 
     def joined(self) -> Float[Tensor, "heads n d1"]:
-        """All vectors with their last entries."""
+        """Return all vectors with their last entries."""
         found = self.block(0, self.values.shape[-2])
         return found if self.last is None else torch.cat((found, self.last[..., None]), -1)
 
@@ -83,7 +83,7 @@ def prefix_squares(
 def prefix_dots(
     x: Rows | Tensor, y: Rows | Tensor, offset: int | None, *, after: bool = False
 ) -> Float[Tensor, "heads rows"]:
-    """The same for the sum of x_i·y_j, without their last entries."""
+    """Return the same for the sum of x_i·y_j, without their last entries."""
     return _scan(_rows(x), _rows(y), offset, after, square=False)
 
 
@@ -113,7 +113,7 @@ def _scan(x: Rows, y: Rows, offset: int | None, after: bool, *, square: bool) ->
 
 
 def _pieces(rows: int, chunk: int, heads: int, d: int, device: torch.device) -> Iterator[tuple[int, int, int]]:
-    """Where a segment begins, its chunks, and the rows of each; what fills no chunk comes last."""
+    """Yield where a segment begins, its chunks, and the rows of each; what fills no chunk comes last."""
     most = max(1, block_rows(heads, max(d, chunk), device) // chunk)
     done, chunks = 0, rows // chunk
     while done < chunks:
@@ -144,7 +144,7 @@ def _sums(y: Tensor, last: Tensor | None, square: bool) -> list[Tensor]:
 
 
 def _sums_over(y: Rows, start: int, stop: int, square: bool) -> list[Tensor]:
-    """The same for a segment of any length."""
+    """Return the same for a segment of any length."""
     heads, _, d = y.values.shape
     rows = block_rows(heads, d, y.values.device)
     total = _sums(y.block(start, start), y.ends(start, start), square)
@@ -165,7 +165,7 @@ def _fill(found: Tensor, x: Rows, edge: tuple[int, int], sums: list[Tensor]) -> 
 
 
 def _far(x: Tensor, last: Tensor | None, sums: list[Tensor]) -> Tensor:
-    """What chunks that are paired with all rows of x contribute."""
+    """Return what chunks that are paired with all rows of x contribute."""
     if sums[0].ndim < x.ndim:
         return (x @ sums[0][..., None])[..., 0]
     found = (x @ sums[0]).mul_(x).sum(-1)
@@ -175,7 +175,7 @@ def _far(x: Tensor, last: Tensor | None, sums: list[Tensor]) -> Tensor:
 
 
 def _near(x: Tensor, x_last: Tensor | None, y: Tensor, y_last: Tensor | None, after: bool, square: bool) -> Tensor:
-    """What the chunk of a row contributes: keys up to the row's own, or from its own on."""
+    """Return what the chunk of a row contributes: keys up to the row's own, or from its own on."""
     products = x @ y.mT
     if square and x_last is not None and y_last is not None:
         products.addcmul_(x_last[..., None], y_last[..., None, :])

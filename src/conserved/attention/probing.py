@@ -75,7 +75,7 @@ class AttentionProbe(PrintableResult):
         return f"<AttentionProbe: {len(self.rows)} heads of {layers} layers; {self.verdict.status.value}>"
 
     def _repr_html_(self) -> str:
-        """The verdict and a row for every head, for notebooks."""
+        """Return the verdict and a row for every head, for notebooks."""
         heads = ("layer", *(head for head, _ in _COLUMNS))
         rows = [(row.layer, *(show(row) for _, show in _COLUMNS)) for row in self.rows]
         return html.panel(html.badge(self.verdict), html.table(heads, rows, numbers=range(1, len(heads))))
@@ -138,7 +138,7 @@ def probe(
         model: a model that calls transformers' attention interface, torch.nn.MultiheadAttention,
             torch.nn.functional.scaled_dot_product_attention or conserved.blocks.Attention.
         *args: inputs, as the model is called.
-        baselines: whether Gaussian and shuffled keys are judged as well.
+        baselines: whether Gaussian and shuffled keys are measured as well.
         entropy: whether the entropy of attention is computed; it goes over all logits by blocks, in quadratic time.
         seed: the seed of the baselines.
         progress: called with one line for every attention call.
@@ -148,15 +148,15 @@ def probe(
         One row per head, layers that could not be described, and a verdict.
 
     Raises:
-        Unheard: no call of attention was heard.
+        Unheard: no call of attention was observed.
     """
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     generator = torch.Generator().manual_seed(seed)
 
-    def describe(capture: Capture, heard: Iterable[Heard]) -> None:
+    def describe(capture: Capture, calls: Iterable[AttentionInputs]) -> None:
         if progress is not None:
             progress(f"{capture.path or '(model)'}: queries {tuple(capture.q.shape)}")
-        for q, k, options in heard:
+        for q, k, options in calls:
             measured = measure(q, k, capture, options, baselines, entropy, generator)
             for head, one in enumerate(measured):
                 found.setdefault((capture.path, head), []).append(one)
@@ -167,7 +167,7 @@ def probe(
     return AttentionProbe(rows=rows, skipped=tuple(skipped.items()), verdict=_judge(rows, max(limits, default=0.0)))
 
 
-Heard = tuple[Tensor, Tensor, dict[str, Any]]
+AttentionInputs = tuple[Tensor, Tensor, dict[str, Any]]
 """Queries and keys of one sequence, and the shape of their mask."""
 
 
@@ -175,7 +175,7 @@ def described(
     model: nn.Module,
     args: tuple[Any, ...],
     inputs: Mapping[str, Any],
-    describe: Callable[[Capture, Iterable[Heard]], None],
+    describe: Callable[[Capture, Iterable[AttentionInputs]], None],
 ) -> dict[str, str]:
     """Run a model once and pass on every call of attention, sequence by sequence; where that cannot be, and why."""
     padding = inputs.get("attention_mask")
@@ -183,7 +183,7 @@ def described(
     skipped: dict[str, str] = {}
     calls = 0
 
-    def hear(capture: Capture) -> None:
+    def on_capture(capture: Capture) -> None:
         nonlocal calls
         calls += 1
         if capture.problem:
@@ -192,18 +192,18 @@ def described(
             describe(capture, sequences(capture, padding, skipped))
 
     core = getattr(model, "_orig_mod", model)
-    with torch.no_grad(), listening(core, hear):
+    with torch.no_grad(), listening(core, on_capture):
         core(*args, **inputs)
     if not calls:
         raise Unheard(
-            f"{type(core).__name__} ran without a call of attention that could be heard. It must call transformers' "
+            f"{type(core).__name__} ran without a call of attention that could be observed. It must call transformers' "
             "attention interface, torch.nn.MultiheadAttention, conserved.blocks.Attention or "
             "torch.nn.functional.scaled_dot_product_attention (in timm: fused_attn)."
         )
     return skipped
 
 
-def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str]) -> Iterator[Heard]:
+def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str]) -> Iterator[AttentionInputs]:
     """Queries and keys of one sequence at a time, without what padding hides, and the shape of their mask."""
     queries, keys = capture.q.shape[-2], capture.k.shape[-2]
     for number, (q, k) in enumerate(zip(capture.q, capture.k, strict=True)):
@@ -253,7 +253,7 @@ def measure(
     entropy: bool,
     generator: torch.Generator,
 ) -> list[dict[str, Any]]:
-    """The numbers of every head for one sequence."""
+    """Return the numbers of every head for one sequence."""
     field = energy_field(q, k, scale=capture.scale, **options)
     whole = field if field.bound is not None else energy_field(q, k, scale=capture.scale)
     # The largest a row of this energy could sum to.
@@ -303,7 +303,7 @@ def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shuffled_keys(k: Tensor, generator: torch.Generator) -> Tensor:
-    """Every entry keeps its values, on other positions, independently of the other entries."""
+    """Return every entry keeps its values, on other positions, independently of the other entries."""
     order = torch.rand(k.shape, generator=generator, dtype=torch.float64).argsort(-2).to(k.device)
     return k.gather(-2, order)
 
@@ -335,7 +335,7 @@ def _row(layer: str, head: int, parts: list[dict[str, Any]]) -> HeadRow:
 
 
 def _judge(rows: tuple[HeadRow, ...], limit: float) -> Verdict:
-    """The two statements that hold for every softmax attention, on what was heard."""
+    """Return the two statements that hold for every softmax attention, on the observed calls."""
     if not rows:
         return Verdict(status=Verdict.INCONCLUSIVE, message="No attention of this model could be described.")
     error = max(row.zero_sum_error for row in rows)
@@ -347,7 +347,7 @@ def _judge(rows: tuple[HeadRow, ...], limit: float) -> Verdict:
     if error <= limit and over <= 0:
         message = f"Rows sum to zero and ranks obey their bound in all {len(rows)} heads."
         return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence)
-    message = "A row sum or a rank is not what softmax attention allows: queries and keys were not heard rightly."
+    message = "A row sum or a rank is not what softmax attention allows: queries and keys were not observed correctly."
     return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence)
 
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved.attention.attention_calls import AttentionCall, attention_heard
+from conserved.attention.attention_calls import AttentionCall, observe_attention
 from conserved.attention.band import Band
 from conserved.errors import InvalidInputError
 
 
 class Unheard(InvalidInputError, ValueError):
-    """A model ran and no attention was heard in it; the message says what can be heard."""
+    """A model ran without a call of attention that could be observed; the message says which calls can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,23 +40,23 @@ class Capture:
     problem: str = ""
 
 
-Hear = Callable[[Capture], None]
+CaptureListener = Callable[[Capture], None]
 
 
 @contextmanager
-def listening(model: nn.Module, hear: Hear) -> Iterator[None]:
-    """While it lasts, `hear` is told of every call of attention inside `model`."""
+def listening(model: nn.Module, on_capture: CaptureListener) -> Iterator[None]:
+    """Report every call of attention inside `model` to `on_capture` within the context."""
 
-    def tell(call: AttentionCall) -> None:
+    def on_call(call: AttentionCall) -> None:
         if call.part:
             return
         with torch.no_grad():
             capture = captured(call)
             # What is computed about the call is no part of the model.
             with torch._C.DisableTorchFunction():
-                hear(capture)
+                on_capture(capture)
 
-    with attention_heard(model, tell):
+    with observe_attention(model, on_call):
         yield
 
 
@@ -77,7 +77,7 @@ def captured(call: AttentionCall) -> Capture:
 
 
 def _called(path: str, q: Tensor, k: Tensor, *, scale: float | None, mask: Any = None, **more: Any) -> Capture:
-    """A call in (batch, heads, length, width), with its mask read."""
+    """Return a call in (batch, heads, length, width), with its mask read."""
     while q.ndim < 4:
         q, k = q[None], k[None]
     q, k = q.detach().flatten(0, -4), k.detach().flatten(0, -4)
@@ -94,7 +94,7 @@ def _called(path: str, q: Tensor, k: Tensor, *, scale: float | None, mask: Any =
 
 
 def _allowed(mask: Any) -> tuple[Tensor | None, str]:
-    """A mask as booleans with four axes; a bias that is not one cannot be described."""
+    """Return a mask as booleans with four axes; a bias that is not one cannot be described."""
     if mask is None:
         return None, ""
     if not isinstance(mask, Tensor):

@@ -1,6 +1,6 @@
 r"""How much of dQ and dK of an attention call is rounding, head by head, from what a listener hears of it.
 
-Fused kernels take δ_i = dO_i·fl(O_i) from the stored output. The stored output O' is heard, and the exact one follows
+Fused kernels take δ_i = dO_i·fl(O_i) from the stored output. The stored output O' is seen, and the exact one follows
 from q, k and v, so the error of δ is not estimated but computed:
 
     ε_i = dO_i·(O'_i - O_i),        O_i = Σ_j P_ij v_j  in float32 (float64 for float32 inputs)

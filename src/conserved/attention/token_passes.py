@@ -54,7 +54,7 @@ def key_pass(
 def row_energies(
     q: Float[Tensor, "*heads n d"], form: Float[Tensor, "*kv_heads d rows"], mask: Bool[Tensor, "*heads n"] | None
 ) -> Float[Tensor, "*heads n"]:
-    """The squared lengths of the queries under a form."""
+    """Return the squared lengths of the queries under a form."""
     work = _precision(q)
     weights = form.to(work)
     blocks = (_kept(q[..., rows, :].to(work), mask, rows) for rows in row_blocks(q, form.shape[-1]))
@@ -65,7 +65,7 @@ def row_energies(
 def row_sums(
     q: Float[Tensor, "*heads n d"], total: Float[Tensor, "*kv_heads d"], mask: Bool[Tensor, "*heads n"] | None
 ) -> Float[Tensor, "*heads n"]:
-    """The products of the queries with the sum of the centred keys."""
+    """Return the products of the queries with the sum of the centred keys."""
     work = _precision(q)
     column = total[..., None].to(work)
     blocks = (_kept(q[..., rows, :].to(work), mask, rows) for rows in row_blocks(q))
@@ -91,13 +91,13 @@ def centred_as_read(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
 
 
 def centred_twice(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
-    """A processor converts slowly: a second subtraction keeps what the mean has beyond the working precision."""
+    """Return a processor converts slowly: a second subtraction keeps what the mean has beyond the working precision."""
     near = mean.to(work)
     return (block.to(work) - near).sub_((mean - near.double()).to(work))
 
 
 def _total(x: Tensor) -> Tensor:
-    """The sum of the rows in double precision, without a double copy of all of them."""
+    """Return the sum of the rows in double precision, without a double copy of all of them."""
     if x.dtype == torch.float64:
         return x.sum(-2)
     whole = x.shape[-2] // _FEW * _FEW

@@ -60,7 +60,7 @@ class _Implementation:
         self.base = base
         self.constants: ConstantName = constants
         self.calls_product = base == "sdpa"
-        """Whether listeners hear this attention where it calls PyTorch's function."""
+        """Whether listeners observe this attention where it calls PyTorch's function."""
         self._shared = self._new()
         self._by_module: weakref.WeakKeyDictionary[nn.Module, CenteredAttention] = weakref.WeakKeyDictionary()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conserved.attention.attention_calls import AttentionCall, attention_heard
+from conserved.attention.attention_calls import AttentionCall, observe_attention
 from conserved.attention.precision import AttentionPrecision
 from conserved.attention.precision_watch import listen_for_rounding
 
@@ -27,14 +27,14 @@ def keys_seen(model: nn.Module, see: See, precision: AttentionPrecision | None =
         precision: gets a prediction of the rounding of dQ and dK of every call in half precision; None for none.
     """
 
-    def tell(call: AttentionCall) -> Tensor | None:
+    def on_call(call: AttentionCall) -> Tensor | None:
         if precision is not None:
             listen_for_rounding(call, precision, half_only=True)
         if call.keys is None:
             return None
         return see(call.path, call.keys, _visible(call.module, call.kwargs) if call.at == "interface" else "")
 
-    with attention_heard(model, tell):
+    with observe_attention(model, on_call):
         yield
 
 

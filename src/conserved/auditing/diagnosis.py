@@ -1,9 +1,10 @@
 """Where a broken identity comes from, decided by running the pass again: rounding, hardware, a kernel, or the program.
 
-Three questions, each a replay of the audited pass (`Replay`):
+Four questions, each a replay of the audited pass (`Replay`):
 
     the same again      does the pass leave this residual a second time? If not, the first was corrupted.
     scaled              how large is rounding here? `noise` says how it is sampled.
+    at nearby weights   is it drawn anew if weights move by their spacing? Then it is rounding inside of kernels.
     in reference form   does the identity hold without compiler, fused attention and hand-written backward passes, or in
                         higher precision? Then one of those is at fault.
 """
@@ -22,11 +23,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from conserved.auditing.nearby_weights import nearby_weights
 from conserved.auditing.noise import SIGMAS, coherent, sample_noise, suspicious
 from conserved.auditing.reference_form import PLAIN, PassForm, wide_forms
 from conserved.auditing.replay import SCALE, Replay, ReplayError
 from conserved.laws.identities import HALF, balance_of, coarsest
-from conserved.moment import Plan
+from conserved.moment import Direction, Plan, Point, to_host
 from conserved.symmetry import Symmetry, Tensors
 
 LOGGER = logging.getLogger("conserved.audit")
@@ -105,7 +107,7 @@ class Suspects:
 def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
     """Decide each suspected identity by replaying the pass; one diagnosis for each, in order.
 
-    The plan has one row per suspect, so that two to seven passes decide all of them together.
+    The plan has one row per suspect, so that two to eleven passes decide all of them together.
     """
     count = len(suspects.symmetries)
     plan = Plan.of(suspects.symmetries, kernels=False)
@@ -132,6 +134,8 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
     rest = [place for place in wrong.tolist() if not again[place]]
     holds = _holding(replay, plan, wanted, suspects.floors)
     if rest:
+        rest = _drawn_anew(replay, plan, wanted, first, suspects, rest, limits, origins)
+    if rest:
         rest, kernel = _mended_by_kernels(holds, rest, limits, origins)
     if rest:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
@@ -141,6 +145,62 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
         Diagnosis(origin=origin, limit=float(limit), message=MEANING[origin].format(**words))
         for origin, limit in zip(origins, limits, strict=True)
     ]
+
+
+_SAMPLES = 3
+"""Passes at nearby weights. One number of one sample may be small by chance, not the mean square of three."""
+
+
+def _drawn_anew(
+    replay: Replay,
+    plan: Plan,
+    wanted: Tensors,
+    first: Tensors,
+    suspects: Suspects,
+    rest: list[int],
+    limits: NDArray[np.float64],
+    origins: list[Origin],
+) -> list[int]:
+    """Find residuals that change when weights move by their spacing; return the others.
+
+    Fused attention takes its softmax correction from an output that the forward pass rounded: an error that repeats and
+    is linear in the output gradient, so that scaling does not sample it, and that may lie along one leg, because it is
+    one number for every query. A defect is a smooth function of the weights and stays (`nearby_weights`).
+    """
+    try:
+        here = _moments(plan, wanted, first)
+        scales = balance_of(plan, {n: p.detach() for n, p in wanted.items()}, first).scales
+        repeated = _moments(plan, wanted, replay.gradients(wanted))
+        there = []
+        for seed in range(_SAMPLES):
+            with torch.no_grad(), nearby_weights(suspects.theta, suspects.precision, seed):
+                there.append(_moments(plan, wanted, replay.gradients(wanted, scale=SCALE)))
+    except Exception as problem:
+        # The one boundary to the user's program; what is not sampled is decided by the other replays.
+        LOGGER.info("rounding was not sampled at nearby weights: %s", problem)
+        return rest
+    for place in rest:
+        mu, size = here[place], float(np.linalg.norm(here[place]))
+        # A wrong factor is one direction: only rounding along it may explain it.
+        along = (mu / size)[None, :] if suspects.factors[place] and size else np.eye(len(mu))
+        changes = [float(np.linalg.norm(along @ (one[place] - mu))) for one in there]
+        noise = math.sqrt(sum(change**2 for change in changes) / len(changes) / 2)
+        apart = float(np.linalg.norm(along @ (repeated[place] - mu))) / math.sqrt(2)
+        if SIGMAS * apart >= size:
+            # The same pass gives another residual every time: a race, whatever weights do.
+            origins[place] = Origin.TRANSIENT
+        elif SIGMAS * noise >= size and scales[place] > 0:
+            origins[place] = Origin.ROUNDING
+            limits[place] = max(limits[place], SIGMAS * noise / scales[place], suspects.residuals[place])
+    return [place for place in rest if origins[place] is Origin.PROGRAM]
+
+
+def _moments(plan: Plan, parameters: Tensors, gradients: Tensors) -> list[NDArray[np.float64]]:
+    """Return μ(θ, G) of every identity with the parameters as they are now."""
+    points = {name: parameter.detach() for name, parameter in parameters.items()}
+    with torch.no_grad():
+        moments = plan.evaluate((Point(points), Direction({n: gradients[n] for n in plan.needs})), [(0, 1)]).values()
+    return [mu.flatten() for mu in to_host(moments)]
 
 
 Holds = Callable[[PassForm, NDArray[np.float64]], NDArray[np.bool_]]

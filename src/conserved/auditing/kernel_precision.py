@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from conserved.attention.attention_calls import AttentionCall, attention_heard
+from conserved.attention.attention_calls import AttentionCall, observe_attention
 from conserved.attention.precision import AttentionPrecision
 from conserved.attention.precision_watch import listen_for_rounding
 from conserved.attention.rounding import AttentionRounding
@@ -52,7 +52,7 @@ def explained_by_rounding(rows: Sequence[GaugeRow], replay: Replay, parameters: 
         listen_for_rounding(call, errors, _ALL, half_only=True)
 
     first = dict([next(iter(parameters.items()))])
-    with attention_heard(replay.model, listen):
+    with observe_attention(replay.model, listen):
         replay.gradients(first)
     return [
         row.size <= row.tolerance * row.scale + row.length**0.5 * errors.sizes.get((row.name, row.head), 0.0)

@@ -11,8 +11,9 @@ rounding is in the first. There it is known: with A the gradient of the same pas
 rounding alone if the comparison with reference form has found nothing else.
 
 Forward passes are made in float64; parameters are replaced in flight, and not written to. D is taken at three step
-sizes, each four times the last: their differences show truncation, where the loss is curved, and rounding, where a part
-of the program computes in less than float64. Three times the largest is the error of D, and beyond 10 % nothing is said.
+sizes, each four times the last: their differences show truncation, where the loss is curved, and rounding, where a
+part of the program computes in less than float64. Three times the largest is the error of D. Beyond 10 % nothing is
+said.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from conserved.verdict import Evidence, Status, Verdict
 
 _MOVE = 1e-6
 """The change of the loss that the middle step along the gradient should make, relative to the loss. Differences of
-losses in float64 then have ten digits, and saturated networks, whose gradient changes fast, are in their linear range."""
+losses in float64 then have ten digits, and saturated networks, whose gradient changes fast, are still linear there."""
 
 _RATIO = 4.0
 """Ratio of one step size to the next."""

@@ -26,7 +26,15 @@ from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corru
 from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.law_places import described
 from conserved.auditing.loss_scale import loss_scale
-from conserved.auditing.noise import linear_bounds, shows_factors, subnormal_bound, unmistakable, wrong_factors
+from conserved.auditing.noise import (
+    LEAST_FACTOR,
+    linear_bounds,
+    needs_replay,
+    shows_factors,
+    subnormal_bound,
+    unmistakable,
+    wrong_factors,
+)
 from conserved.auditing.reference_comparison import compare_with_reference
 from conserved.auditing.replay import ClosureReplay, Replay, alone
 from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
@@ -46,6 +54,12 @@ LOGGER = logging.getLogger("conserved.audit")
 _DECIDED = f"{EITHER}; moving the parameters along it leaves the outputs as they are, so it is the backward"
 """What is said of a broken law that is not proved by the program itself."""
 
+
+_MAY_BE_FACTOR = (
+    "it looks like a factor of {factor:.3f} on one side, which the rounding of fused attention may look like too. Pass "
+    "closure= to measure rounding and decide it"
+)
+"""What is said of a small factor in half precision in a pass that was not run again."""
 
 _MAY_ROUND = (
     "rounding may explain it: the residual is above the floor of the precision, but neither gross nor along one side "
@@ -179,10 +193,13 @@ def _judged(
     clipped: float | None = None
     gradients = backward.gradients
     finite = not any(item.trouble == "not finite" for item in findings)
+    if not finite and used == torch.float16:
+        # A scaled loss overflows now and then, and the step is skipped: no identity is refuted by that.
+        case.leave_open(case.broken)
     if finite and gradients is not None:
         case.suspect_factors()
         if replay is not None and backward.together == ():
-            case.decide_up_to_epsilon(replay, used)
+            case.decide_up_to_epsilon(replay, used, former)
     if case.broken:
         case.set_aside(lost_since(backward, case.suspected), into=case.late)
         if case.broken and gradients is not None and finite:
@@ -215,7 +232,7 @@ def _judged(
             what=f"{first.what} of {first.name} across processes", value=first.spread, limit=first.limit
         )
         verdict = _said(Status.REFUTED, first.text(), evidence)
-    seen = _sensitivity(case) if sized and finite else None
+    seen = _sensitivity(case, used, replayed=replay is not None) if sized and finite else None
     # An audit that is kept must not keep the gradients, nor the model.
     laws, tested = backward.laws, left.balance.tested
     read, points = backward.read, {n: p for n, p in backward.points.items() if n not in backward.assembly.sums}
@@ -303,21 +320,29 @@ class _Case:
         self.broken += more
         self.statuses |= dict.fromkeys(more, Status.REFUTED)
 
-    def decide_up_to_epsilon(self, replay: Replay, used: torch.dtype) -> None:
-        """Measure by a replay what ε leaves of identities beyond √ε, and hold them to rounding."""
+    def decide_up_to_epsilon(self, replay: Replay, used: torch.dtype, former: Mapping[str, Diagnosis]) -> None:
+        """Measure by a replay what ε leaves of identities beyond √ε, and hold them to measured rounding.
+
+        Where hooks have measured what ε leaves, a residual above the floor may still be rounding: a gain whose scale
+        norms forget has a gradient that cancels.
+        """
         left = self.left
+        measured = [place for place in self.broken if not self.symmetries[place].exact and not left.nearly[place]]
+        known = {place: former[self.names[place]] for place in measured if self._decided(place, former)}
         places = [place for place in self.doubtful if left.nearly[place] and self.tested[place]]
-        if not places:
-            return
-        floors = self.limits[places] - self.backward.laws.plan.epsilons[places] ** 0.5
-        scales = left.balance.scales[places]
-        for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
-            left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
-            self.diagnoses[place] = exact.diagnosis
-            if exact.diagnosis.wrong:
+        places += [place for place in measured if place not in known]
+        if places:
+            roots = np.where(left.nearly[places], self.backward.laws.plan.epsilons[places] ** 0.5, 0.0)
+            floors, scales = self.limits[places] - roots, left.balance.scales[places]
+            for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
+                left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
+                known[place] = exact.diagnosis
+        for place, diagnosis in known.items():
+            self.diagnoses[place] = diagnosis
+            if diagnosis.wrong:
                 self.statuses[place] = Status.REFUTED
-                self.broken.append(place)
-            elif exact.diagnosis.origin is Origin.PRECISION:
+                self.broken = list(dict.fromkeys((*self.broken, place)))
+            elif diagnosis.origin is Origin.PRECISION:
                 self._mark_noisy([place])
             else:
                 self._verify([place])
@@ -406,7 +431,10 @@ class _Case:
         Gross residuals are not rounding, and a residual along one side of its identity is a wrong factor.
         """
         decided = {place for place, found in self.diagnoses.items() if found.origin is not Origin.UNKNOWN}
-        rest = [place for place in self.broken if place not in decided and place not in self.factors]
+        small = {place for place, factor in self.factors.items() if needs_replay(factor, used)}
+        rest = [
+            place for place in self.broken if place not in decided and (place not in self.factors or place in small)
+        ]
         residuals, symmetries = self.left.residuals, self.symmetries
         self._mark_noisy([place for place in rest if residuals[place] <= unmistakable(used, symmetries[place])])
 
@@ -492,6 +520,10 @@ class _Case:
             return self.no_laws[self.names[place]]
         if place in self.diagnoses:
             return (self.diagnoses[place].message,)
+        if not np.isfinite(self.left.residuals[place]):
+            return ("gradients are not finite",)
+        if place in self.factors:
+            return (_MAY_BE_FACTOR.format(factor=self.factors[place]),)
         return (_MAY_ROUND,) if place in self.noisy else ()
 
     def _worst_first(self, places: Sequence[int]) -> list[int]:
@@ -522,13 +554,16 @@ def _accept_kernel_rounding(gauge: Gauge, replay: Replay, backward: BackwardPass
     gauge.explain([row for row, flag in zip(broken, flags, strict=True) if flag])
 
 
-def _sensitivity(case: _Case) -> Sensitivity | None:
+def _sensitivity(case: _Case, used: torch.dtype, *, replayed: bool) -> Sensitivity | None:
     gradients, points = case.backward.gradients, case.backward.points
     if gradients is None:
         return None
     terms = of_legs(case.backward.laws.plan, points, gradients)
     # A wrong factor is told from rounding by its direction, down to twice the residual that is there without it.
     factors = np.maximum(case.left.floors, 2 * np.nan_to_num(case.left.residuals))
+    if not replayed and used in HALF:
+        # Of two legs of one size, a factor on one leaves 1/√2 of itself.
+        factors = np.maximum(factors, LEAST_FACTOR / 2**0.5)
     sided = np.array([shows_factors(symmetry) for symmetry in case.symmetries], dtype=bool)
     limits = np.where(sided & ~case.left.nearly, np.minimum(case.limits, factors), case.limits)
     return sensitivity(case.symmetries, case.held, limits, case.left.balance.scales, terms)

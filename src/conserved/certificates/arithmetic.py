@@ -32,7 +32,7 @@ class Elementary(ABC):
 
     @abstractmethod
     def apply(self, function: str, a: Any) -> Any:
-        """An elementary function, entry by entry."""
+        """Return an elementary function, entry by entry."""
 
     @abstractmethod
     def full(self, shape: tuple[int, ...], value: int) -> Any:
@@ -40,7 +40,7 @@ class Elementary(ABC):
 
     @abstractmethod
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Any:
-        """2/√π, the slope of erf at 0, likewise."""
+        """2/√π, the derivative of erf at 0, likewise."""
 
 
 class Numbers(Elementary):
@@ -52,7 +52,7 @@ class Numbers(Elementary):
 
     @abstractmethod
     def matmul(self, a: Array, b: Array) -> Array:
-        """A batch of matrix products."""
+        """Return a batch of matrix products."""
 
     @abstractmethod
     def greater(self, node: Node, a: Array, b: Array, moving: bool) -> Array:
@@ -63,20 +63,20 @@ class Numbers(Elementary):
         """Positions along the last axis, largest first; ties are undecided if they move with θ."""
 
     def shortcut(self, node: Node, inputs: Sequence[dict[int, Array]]) -> dict[int, Array] | None:
-        """The value of a node, where it can be had without computing it."""
+        """Return the value of a node, where it can be had without computing it."""
         return None
 
     def settle(self, parts: dict[int, Array], node: Node) -> dict[int, Array]:
-        """A chance to simplify the value of a node."""
+        """Return a chance to simplify the value of a node."""
         return parts
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:
-        """The same number everywhere, since numbers of no kind change in place."""
+        """Return the same number everywhere, since numbers of no kind change in place."""
         one = self.array([value], ())
         return np.full(shape, one[()], dtype=one.dtype)
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """An array of exact zeros."""
+        """Return an array of exact zeros."""
         return self.full(shape, 0)
 
     def real(self, a: Array) -> Array:
@@ -154,7 +154,7 @@ class Balls(Numbers):
             found[place] = np.argsort(-middle, kind="stable")
             for first, second in zip(found[place][:-1], found[place][1:], strict=True):
                 if not row[first] > row[second] and (moving or not row[first] == row[second]):
-                    raise Undecided(f"Entries {first} and {second} cannot be told apart, so their order is open.")
+                    raise Undecided(f"Entries {first} and {second} cannot be separated, so their order is undecided.")
         return found.reshape(a.shape)
 
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Array:
@@ -170,7 +170,7 @@ def _above(x: flint.arb, y: flint.arb, moving: bool) -> int:
 
 
 def ball(value: float | int | Fraction) -> flint.arb:
-    """A number as a ball; exact unless it is a fraction that has no finite binary expansion."""
+    """Return a number as a ball; exact unless it is a fraction that has no finite binary expansion."""
     if isinstance(value, Fraction):
         return flint.arb(flint.fmpq(value.numerator, value.denominator))
     return flint.arb(value)

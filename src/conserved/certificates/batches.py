@@ -19,7 +19,7 @@ import numpy as np
 
 from conserved.certificates.arithmetic import Array, Elementary, Floats, Undecided
 from conserved.certificates.intervals import Interval
-from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.program import UNARY, Node, Program
 
 SampleArray = Any
@@ -48,15 +48,15 @@ class FloatArrays(Elementary):
         return np.array(2 / math.sqrt(math.pi))
 
     def move(self, change: Callable[[Array], Array], a: SampleArray) -> SampleArray:
-        """A rearrangement of entries."""
+        """Return a rearrangement of entries."""
         return change(a)
 
     def together(self, change: Callable[..., Array], *items: SampleArray) -> SampleArray:
-        """A rearrangement of the entries of several arrays."""
+        """Return a rearrangement of the entries of several arrays."""
         return change(*items)
 
     def sum_last(self, a: SampleArray) -> SampleArray:
-        """The sum over the last axis."""
+        """Return the sum over the last axis."""
         return a.sum(-1)
 
     def gathered(self, add: Callable[[Array], Array], a: SampleArray, longest: int) -> SampleArray:
@@ -210,11 +210,11 @@ class SampleBatch:
         raise NotBatched(f"{op} is computed sample by sample.")
 
     def _moved(self, change: Callable[[Array], Array], a: Jet) -> Jet:
-        """A rearrangement of entries, of every coefficient."""
+        """Return a rearrangement of entries, of every coefficient."""
         return a.map(lambda part: self.arrays.move(change, part))
 
     def _joined(self, change: Callable[..., Array], inputs: Sequence[Jet]) -> Jet:
-        """A linear map of several operands together; a coefficient that one of them lacks is zero."""
+        """Return a linear map of several operands together; a coefficient that one of them lacks is zero."""
         found: dict[int, SampleArray] = {}
         for key in {key for item in inputs for key in item.parts}:
             zeros = (self.arrays.exact(np.zeros((1, *item.value.shape[1:]))) for item in inputs)
@@ -264,7 +264,7 @@ class SampleBatch:
         return above.astype(np.int64)
 
     def _backward(self, node: Node, g: Jet, inputs: list[Any], value: Any) -> list[Jet | None]:
-        """What an adjoint passes on to the inputs of its node: the transposed derivative."""
+        """Return what an adjoint passes on to the inputs of its node: the transposed derivative."""
         op = node.op
         if op == "add":
             return [g, g]
@@ -276,7 +276,7 @@ class SampleBatch:
             length = inputs[0].value.shape[-1]
             return [self._moved(lambda p: np.repeat(p[..., None], length, -1), g)]
         if op in UNARY:
-            return [g * slope(self.arrays, op, inputs[0], value)]
+            return [g * derivative(self.arrays, op, inputs[0], value)]
         if op == "multiply":
             return [g * inputs[1], g * inputs[0]]
         if op == "matmul":
@@ -378,7 +378,7 @@ def _ordered(low: Array, high: Array, moving: bool) -> Array:
     apart = sorted_low[..., :-1] > sorted_high[..., 1:]
     equal = (sorted_low[..., :-1] == sorted_high[..., 1:]) & (sorted_high[..., :-1] == sorted_low[..., 1:])
     if not (apart | (equal & ~np.bool_(moving))).all():
-        raise Undecided("Entries cannot be told apart, so their order is open.")
+        raise Undecided("Entries cannot be separated, so their order is undecided.")
     return order
 
 

@@ -63,7 +63,7 @@ class Builder:
         return replace(found, boolean=tensor.dtype == torch.bool)
 
     def ref(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
-        """A node, made of a constant if need be."""
+        """Return a node, made of a constant if need be."""
         return item if isinstance(item, NodeRef) else self.constant(item)
 
     def full(self, shape: Sequence[int], value: float | int, discrete: bool) -> NodeRef:
@@ -103,7 +103,7 @@ class Builder:
         return [self.expand(ref, shape) for ref in refs]
 
     def binary(self, op: str, a: Any, b: Any) -> NodeRef:
-        """An operator of two operands, broadcast."""
+        """Return an operator of two operands, broadcast."""
         left, right = self.together(a, b)
         return self.node(op, left, right, shape=left.shape)
 
@@ -117,7 +117,7 @@ class Builder:
         return self.multiply(self.real(self.ref(a)), self.unary("reciprocal", self.ref(b)))
 
     def unary(self, op: str, a: NodeRef) -> NodeRef:
-        """An elementary function."""
+        """Return an elementary function."""
         a = self.real(a)
         return self.node(op, a, shape=a.shape)
 
@@ -153,7 +153,7 @@ class Builder:
         return self.reshape(total, [1 if i in over else a.shape[i] for i in range(n)]) if keepdim else total
 
     def mean(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
-        """The sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
+        """Return the sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
         total = self.sum(a, axes, keepdim)
         return self.divide(total, self.constant(int(np.prod(a.shape)) // max(1, int(np.prod(total.shape)))))
 

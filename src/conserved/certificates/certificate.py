@@ -143,14 +143,14 @@ class Certificate:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        """The verdict and the laws with their tier of evidence, for notebooks."""
+        """Return the verdict and the laws with their tier of evidence, for notebooks."""
         cells = zip(self.contents.laws, self.formulas, self.tiers, strict=True)
         rows = [(tier.value, f"{len(group):,}", text) for group, text, tier in cells]
         table = html.table(("evidence", "numbers", "conserved"), rows, numbers=(1,), wraps=2) if rows else ""
         return html.panel(html.badge(self.verdict), table)
 
     def summary(self) -> str:
-        """The laws with their tier of evidence, and the verdict."""
+        """Return the laws with their tier of evidence, and the verdict."""
         lines = [
             f"{tier.value.upper():12s} {len(group):4d}  {text}"
             for group, text, tier in zip(self.contents.laws, self.formulas, self.tiers, strict=True)
@@ -158,7 +158,7 @@ class Certificate:
         return "\n".join([*lines, *([""] if lines else []), str(self.verdict)])
 
     def record(self) -> dict[str, Any]:
-        """The file as plain data."""
+        """Return the file as plain data."""
         body = {
             "format": FORMAT,
             "version": VERSION,
@@ -195,7 +195,7 @@ class Certificate:
 
     @staticmethod
     def of(record: Any) -> Certificate:
-        """A certificate from plain data, as `load` reads it.
+        """Return a certificate from plain data, as `load` reads it.
 
         Args:
             record: the contents of a file, parsed as JSON.
@@ -235,7 +235,7 @@ class Certificate:
         return Certificate(contents=contents, tiers=tiers, verdict=verdict, digest=printable(str(record.get("digest"))))
 
     def checked(self, progress: Progress | None = None) -> Certificate:
-        """The same certificate with the verdict of `check()`.
+        """Return the same certificate with the verdict of `check()`.
 
         Args:
             progress: called with one line for every stage of the proof.
@@ -293,7 +293,7 @@ _FIELDS = ("about", "parameters", "program", "theta", "inputs", "samples", "word
 
 
 def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str, Any]:
-    """What a certificate states, in numbers."""
+    """Return what a certificate states, in numbers."""
     size, rank = contents.program.size, len(contents.words)
     return {
         "parameters": size,
@@ -307,7 +307,7 @@ def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str,
 
 
 def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
-    """The verdict on a claim, with its evidence; proofs and enclosures are never counted together."""
+    """Return the verdict on a claim, with its evidence; proofs and enclosures are never counted together."""
     size, rank = contents.program.size, len(contents.words)
     at_most, found = size - rank, contents.found
     known = list(zip(contents.laws, findings.tiers, strict=True))

@@ -190,7 +190,7 @@ SEARCHED = "; others were searched for in gradients"
 
 
 def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
-    """The laws that inference reads off the function, and in words how well they are known.
+    """Return the laws that inference reads off the function, and in words how well they are known.
 
     That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
     proved there without trust in the inference.
@@ -231,7 +231,7 @@ def _one(function: ParameterFunction, generator: torch.Generator) -> Any:
 
 
 def _inputs(program: Program) -> int:
-    """How many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
+    """Return how many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
     if not program.analytic:
         return max(8, program.size)
     return max(6, math.ceil(2 * program.size / program.outputs))
@@ -258,7 +258,7 @@ def _faithful(
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
         with written_out():
             value = function(where, x).detach().numpy()
-            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
+            expected = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
         point = Jet({0: where.numpy()})
         output = run(program, numbers, point, _arrays(x))[program.output]
         assert isinstance(output, Jet)
@@ -269,7 +269,7 @@ def _faithful(
                 "torch.where and tensors of fixed shape."
             )
         mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
-        if not _close(mine, slope, 1e-7):
+        if not _close(mine, expected, 1e-7):
             raise Unsuitable(
                 "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
                 "custom autograd function, a hook). Training it follows no function that could be certified."

@@ -45,7 +45,7 @@ class Choice:
         return self._room[: self.rank]
 
     def pick(self, rows: Vectors, most: int) -> list[int]:
-        """Which rows to add, largest remainder first, until nothing or enough is left."""
+        """Return which rows to add, largest remainder first, until nothing or enough is left."""
         left = self._rest(rows)
         chosen: list[int] = []
         while len(chosen) < most and len(left):
@@ -136,7 +136,7 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Brack
 
 
 def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> tuple[Vectors, Vectors]:
-    """The two terms that brackets are differences of, for many words at once; the second is zero for fields."""
+    """Return the two terms that brackets are differences of, for many words at once; the second is zero for fields."""
     batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
     *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
@@ -147,7 +147,7 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Brack
 
 
 def _single_terms(program: Program, theta: Sequence[float], word: BracketWord) -> tuple[Vectors, Vectors]:
-    """The same for one word, by the rules that know every operator."""
+    """Return the same for one word, by the rules that know every operator."""
     numbers, point = Floats(), Jet({0: np.array(theta)})
     *inner, last = (Sample(x, np.array(v, dtype=np.float64)) for x, v in word)
     none = np.zeros(program.size)

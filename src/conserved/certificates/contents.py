@@ -65,7 +65,7 @@ class CertificateContents:
         return sum(map(len, self.laws))
 
     def spelled(self) -> list[list[tuple[Input, tuple[int, ...]]]]:
-        """The words with their samples."""
+        """Return the words with their samples."""
         return [[(self.inputs[self.samples[s][0]], self.samples[s][1]) for s in word] for word in self.words]
 
     def record(self) -> dict[str, Any]:

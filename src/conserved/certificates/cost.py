@@ -53,7 +53,7 @@ def program_cost(program: Program) -> Cost:
 
 
 def cost_of(contents: CertificateContents) -> Cost:
-    """All proofs of a certificate."""
+    """Return all proofs of a certificate."""
     once = program_cost(contents.program)
     size, rows = contents.program.size, len(contents.words)
     lengths = Counter(map(len, contents.words))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conserved.certificates.arithmetic import Array, Numbers
-from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.program import UNARY, Malformed, Node, Program
 
 ProgramValue = Any
@@ -32,7 +32,7 @@ class Sample:
 def run(
     program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False
 ) -> list[ProgramValue]:
-    """The value of every node.
+    """Return the value of every node.
 
     `stopped` says that directions end where backpropagation does, at `stop`: then the coefficient of a direction is
     its product with the transposed backward pass, instead of the derivative of the value.
@@ -118,7 +118,7 @@ def _narrow(a: Array) -> Array:
 
 
 def _inside(index: Array, size: int) -> Array:
-    """A computed index, if it lies in 0 … size − 1: counted from the end, one place would look like two."""
+    """Return a computed index, if it lies in 0 … size − 1: counted from the end, one place would look like two."""
     if index.size and not (int(index.min()) >= 0 and int(index.max()) < size):
         raise Malformed(f"A computed index lies outside 0 … {size - 1}.")
     return index
@@ -137,12 +137,12 @@ def _compared(numbers: Numbers, node: Node, inputs: list[ProgramValue], moving: 
 
 
 def _linear(move: Callable[[Array], Array], a: ProgramValue) -> ProgramValue:
-    """A linear map, applied to every coefficient of a jet."""
+    """Return a linear map, applied to every coefficient of a jet."""
     return a.map(move) if isinstance(a, Jet) else np.asarray(move(a))
 
 
 def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[ProgramValue]) -> ProgramValue:
-    """A map that is linear in several operands together; a coefficient that one of them lacks is zero."""
+    """Return a map that is linear in several operands together; a coefficient that one of them lacks is zero."""
     if not isinstance(items[0], Jet):
         return move(*items)
     none = [numbers.zeros(item.value.shape) for item in items]
@@ -191,7 +191,7 @@ def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> 
 
 
 def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], place: int) -> list[Jet | None]:
-    """What an adjoint passes on to the inputs of its node: the transposed derivative."""
+    """Return what an adjoint passes on to the inputs of its node: the transposed derivative."""
     op = node.op
     inputs = [values[i] for i in node.inputs]
     if op == "add":
@@ -204,7 +204,7 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], 
     if op == "stop":
         return [None]
     if op in UNARY:
-        return [g * slope(numbers, op, inputs[0], values[place])]
+        return [g * derivative(numbers, op, inputs[0], values[place])]
     if op == "multiply":
         return [g * inputs[1], g * inputs[0]]
     if op == "matmul":
@@ -214,7 +214,7 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], 
 
 
 def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]) -> list[Jet | None]:
-    """The transposes of operators that move entries."""
+    """Return the transposes of operators that move entries."""
     shapes = [item.value.shape if isinstance(item, Jet) else item.shape for item in inputs]
     if node.op == "choose":
         chosen, none = inputs[0], numbers.zeros(node.shape)
@@ -234,7 +234,7 @@ def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]
 
 
 def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
-    """The transpose of taking entries: each is added back where it came from."""
+    """Return the transpose of taking entries: each is added back where it came from."""
     found = numbers.zeros((size,))
     flat = part.ravel()
     if len(np.unique(places)) == len(places):

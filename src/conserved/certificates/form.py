@@ -37,7 +37,7 @@ class Form:
 
 
 def formula(forms: Sequence[Form], parameters: Mapping[str, Index]) -> str:
-    """How the laws of one symmetry read, up to a factor: in one formula with letters, if they are alike.
+    """Return how the laws of one symmetry read, up to a factor: in one formula with letters, if they are alike.
 
     >>> pair = {"up": (2, 2), "down": (2, 2)}
     >>> one = Form(quadratic=((0, 0, 2.0), (1, 1, 2.0), (4, 4, -2.0), (6, 6, -2.0)), linear=())
@@ -123,7 +123,7 @@ def _term(key: tuple[int, ...], found: list[tuple[Index, ...]], places: _Places)
 
 
 def _slice(entries: list[Index], shape: Index) -> Read | None:
-    """The entries as one slice of the parameter, if they are one."""
+    """Return the entries as one slice of the parameter, if they are one."""
     axes = [sorted({entry[axis] for entry in entries}) for axis in range(len(shape))]
     if prod(map(len, axes)) != len(entries) or len(set(entries)) != len(entries):
         return None

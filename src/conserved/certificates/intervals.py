@@ -75,12 +75,12 @@ class Interval:
         return Interval(middle, spread * _WIDER + length * _TINY)
 
     def move(self, change: object) -> Interval:
-        """A rearrangement of entries, applied to midpoints and radii alike."""
+        """Return a rearrangement of entries, applied to midpoints and radii alike."""
         assert callable(change)
         return Interval(change(self.middle), change(self.radius))
 
     def sum_last(self) -> Interval:
-        """The sum over the last axis."""
+        """Return the sum over the last axis."""
         length = self.shape[-1]
         _allowed(length)
         size = np.abs(self.middle).sum(-1)
@@ -97,7 +97,7 @@ class Interval:
         return Interval(add(self.middle), (add(self.radius) + (longest + 2) * 2 * _U * size) * _WIDER)
 
     def apply(self, function: str) -> Interval:
-        """An elementary function, entry by entry."""
+        """Return an elementary function, entry by entry."""
         if function == "reciprocal":
             return self._reciprocal()
         if function == "sqrt":

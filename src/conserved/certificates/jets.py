@@ -43,7 +43,7 @@ class Jet:
         return self.product(other, lambda a, b: a * b)
 
     def product(self, other: Jet, times: Callable[[JetPart, JetPart], JetPart]) -> Jet:
-        """A bilinear product of two jets: directions that meet themselves vanish."""
+        """Return a bilinear product of two jets: directions that meet themselves vanish."""
         parts: dict[int, JetPart] = {}
         for left, a in self.parts.items():
             for right, b in other.parts.items():
@@ -53,7 +53,7 @@ class Jet:
         return Jet(parts)
 
     def map(self, linear: Callable[[JetPart], JetPart]) -> Jet:
-        """A linear map of every coefficient."""
+        """Return a linear map of every coefficient."""
         return Jet({key: _array(linear(part)) for key, part in self.parts.items()})
 
     @property
@@ -68,11 +68,11 @@ class Jet:
         return 1 << highest.bit_length() - 1 if highest else 0
 
     def along(self, bit: int) -> Jet:
-        """The coefficient of one direction, itself a jet in the others."""
+        """Return the coefficient of one direction, itself a jet in the others."""
         return Jet({key ^ bit: part for key, part in self.parts.items() if key & bit})
 
     def without(self, bit: int) -> Jet:
-        """The part free of one direction."""
+        """Return the part free of one direction."""
         return Jet({key: part for key, part in self.parts.items() if not key & bit})
 
     def times_direction(self, bit: int) -> Jet:
@@ -92,15 +92,15 @@ def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
         return Jet({0: numbers.apply(function, a.value)})
     low = a.without(bit)
     value = apply(numbers, function, low)
-    return value + (slope(numbers, function, low, value) * a.along(bit)).times_direction(bit)
+    return value + (derivative(numbers, function, low, value) * a.along(bit)).times_direction(bit)
 
 
-def slope(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
+def derivative(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
     """φ'(a), given φ(a)."""
-    return _SLOPES[function](numbers, a, value)
+    return _DERIVATIVES[function](numbers, a, value)
 
 
-_SLOPES: dict[str, Callable[[Elementary, Jet, Jet], Jet]] = {
+_DERIVATIVES: dict[str, Callable[[Elementary, Jet, Jet], Jet]] = {
     "exp": lambda numbers, a, value: value,
     "log": lambda numbers, a, value: apply(numbers, "reciprocal", a),
     "sqrt": lambda numbers, a, value: apply(numbers, "reciprocal", value + value),

@@ -29,7 +29,7 @@ _HIGHEST = 64
 
 
 def _truths(*items: Any) -> bool:
-    """Whether PyTorch calls all of them truth values."""
+    """Return whether PyTorch calls all of them truth values."""
     return all(
         item.boolean
         if isinstance(item, NodeRef)
@@ -240,7 +240,7 @@ def _index(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
 
 
 def _from_the_front(b: Builder, index: Any, size: int) -> NodeRef:
-    """A computed index with what counts from the end counted from the front."""
+    """Return a computed index with what counts from the end counted from the front."""
     if _truths(index):
         raise NoRule("Indexing with a mask that is computed gives a shape that depends on values; use torch.where.")
     index = b.ref(index)

@@ -168,7 +168,7 @@ _ARITHMETIC = (*UNARY, "add", "subtract", "multiply", "matmul", "sum")
 
 
 def values_in_intervals(program: Program, theta: Sequence[float], x: Input, bits: int) -> dict[int, Interval]:
-    """The value of every real node that is computed and not moved, from balls, with a leading axis of one."""
+    """Return the value of every real node that is computed and not moved, from balls, with a leading axis of one."""
     with precision(bits):
         numbers = Balls()
         values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
@@ -254,7 +254,7 @@ def prove_independent_laws(forms: Sequence[Form], theta: Sequence[float], bits: 
 
 
 def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) -> dict[Node, Array]:
-    """What every comparison of reals gives at (θ, x), certified."""
+    """Return what every comparison of reals gives at (θ, x), certified."""
     compared = [
         place
         for place, node in enumerate(program.nodes)
@@ -342,7 +342,7 @@ def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Inp
 
 
 def enclosure(form: Form, sampled: RandomFields) -> float:
-    """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points allow; near zero for a law.
+    """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points allow; near zero for a law.
 
     Infinite where they are too wide to say anything, and where one of them does not contain zero: however small
     ⟨∇h, X⟩ is against the largest entry of X, h is then no law.
@@ -360,7 +360,7 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
 
 
 def departure(form: Form, sampled: RandomFields) -> float:
-    """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
+    """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
     return max((float(moved.abs_lower()) / size for moved, size in _moved(form, sampled) if size > 0), default=0.0)
 
 
@@ -369,12 +369,12 @@ def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
     found = []
     with precision(ENCLOSURE_BITS):
         for point, field in zip(sampled.points, sampled.fields, strict=True):
-            slope = Balls().array(form.gradient(point), (len(point),))
-            size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            found.append(((slope * field).sum(), size))
+            gradient = Balls().array(form.gradient(point), (len(point),))
+            size = float(np.abs(gradient).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
+            found.append(((gradient * field).sum(), size))
     return found
 
 
 def encloses_zero(value: float) -> bool:
-    """Whether an enclosure is as tight around zero as a law needs."""
+    """Return whether an enclosure is as tight around zero as a law needs."""
     return value <= _ENCLOSED

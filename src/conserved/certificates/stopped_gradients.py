@@ -105,7 +105,7 @@ class _Marking(TorchDispatchMode):
 
 
 def _home(value: Tensor) -> int:
-    """Which storage a tensor lies in."""
+    """Return which storage a tensor lies in."""
     return value.untyped_storage()._cdata
 
 
@@ -117,7 +117,7 @@ _LOOKED_AT_BY_US = {torch.Tensor.untyped_storage, torch.Tensor.data_ptr}
 
 
 def _ours() -> bool:
-    """Whether the marking itself, or PyTorch while it traces, looks at a tensor; `_home` reads storages."""
+    """Return whether the marking itself, or PyTorch while it traces, looks at a tensor; `_home` reads storages."""
     path = sys._getframe(2).f_code.co_filename
     return path == __file__ or "/torch/" in path
 

@@ -54,7 +54,7 @@ _TERM = 32
 
 
 def words_of(polynomial: Polynomial) -> int:
-    """The memory of a polynomial, in words: terms, letters, and digits of coefficients."""
+    """Return the memory of a polynomial, in words: terms, letters, and digits of coefficients."""
     return sum(_TERM + len(key) + value.height_bits() // 32 for key, value in polynomial.items())
 
 
@@ -68,7 +68,7 @@ class Budget:
     """Words of products made since the last node was finished."""
 
     def product(self, a: Polynomial, b: Polynomial) -> Polynomial:
-        """The product of two polynomials; stops when there is nothing left."""
+        """Return the product of two polynomials; stops when there is nothing left."""
         if a is _ONE or b is _ONE:
             return b if a is _ONE else a
         self.left -= len(a) * len(b)
@@ -191,12 +191,12 @@ class Symbols(Numbers):
     """Numbers that were met: a constant of a program has few different entries."""
 
     def fresh(self) -> Symbol:
-        """A new letter."""
+        """Return a new letter."""
         self.letters += 1
         return self.spell(self.letters - 1)
 
     def spell(self, letter: int) -> Symbol:
-        """A letter as a symbol."""
+        """Return a letter as a symbol."""
         return Symbol({(letter,): _UNIT}, _ONE, self.budget)
 
     def fresh_array(self, shape: tuple[int, ...]) -> Array:
@@ -262,10 +262,10 @@ class Symbols(Numbers):
         if moves is None and node.op in _KEEPING:
             return parts
         flat = value.ravel().tolist()
-        slopes = [None] * len(flat) if moves is None else moves.ravel().tolist()
-        settled, rates = [], []
+        given_rates = [None] * len(flat) if moves is None else moves.ravel().tolist()
+        reduced, rates = [], []
         zero = self._number(0)
-        for v, rate in zip(flat, slopes, strict=True):
+        for v, rate in zip(flat, given_rates, strict=True):
             still = rate is None or not rate.above or self.is_zero(rate)
             if not v.plain:
                 if still:
@@ -273,17 +273,17 @@ class Symbols(Numbers):
                 elif (factor := _ratio(rate, v)) is not None:
                     v = self.fresh()
                     rate = factor * v
-            settled.append(v)
+            reduced.append(v)
             rates.append(zero if still else rate)
-        found = {0: _objects(settled, value.shape)}
+        found = {0: _objects(reduced, value.shape)}
         if any(rate.above for rate in rates):
             found[1] = _objects(rates, value.shape)
         # Values of all nodes stay until the argument ends.
-        self.budget.keep((*settled, *rates))
+        self.budget.keep((*reduced, *rates))
         return found
 
     def is_zero(self, symbol: Symbol) -> bool:
-        """Whether it is zero, squares of roots replaced by what they are roots of."""
+        """Return whether it is zero, squares of roots replaced by what they are roots of."""
         above = symbol.above
         while above:
             twice = (letter for key in above for letter in key if letter in self.roots and key.count(letter) > 1)
@@ -311,7 +311,7 @@ class Symbols(Numbers):
 
 
 def _is_minus_infinity(u: Symbol) -> bool:
-    """Whether u is −∞ times a positive number, plus what is finite."""
+    """Return whether u is −∞ times a positive number, plus what is finite."""
     masked = [key for key in u.above if key[:1] == (_MINUS_INFINITY,)]
     return masked == [(_MINUS_INFINITY,)] and u.below is _ONE and u.above[masked[0]] > 0
 

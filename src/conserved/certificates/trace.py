@@ -30,12 +30,12 @@ from conserved.discovery.function import ParameterFunction, Unsuitable, written_
 
 
 def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:
-    """The program of f for inputs of the shapes of x."""
+    """Return the program of f for inputs of the shapes of x."""
     return trace_with_limits(function, theta, x)[0]
 
 
 def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tuple[Program, TypeLimits]:
-    """The program, and between which whole numbers PyTorch's integers of its nodes can count."""
+    """Return the program, and between which whole numbers PyTorch's integers of its nodes can count."""
     leaves, spec = tree_flatten(x)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -157,7 +157,7 @@ def _refuse_strides(node: fx.Node) -> None:
 
 
 def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
-    """What a rule gave, with the shape and the type that PyTorch gave while tracing."""
+    """Return what a rule gave, with the shape and the type that PyTorch gave while tracing."""
     if isinstance(found, list | tuple):
         given = seen if isinstance(seen, list | tuple) else [None] * len(found)
         return type(found)(_agreed(builder, target, *pair) for pair in zip(found, given, strict=True))
@@ -179,7 +179,7 @@ def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
 
 
 def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be told."""
+    """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be recognised."""
     several = isinstance(args[0], list | tuple)
     items, counted = _counted(builder, args[0] if several else [args[0]])
     if any(isinstance(item, NodeRef) for item in tree_flatten((args[1:], kwargs))[0]):

@@ -2,7 +2,7 @@
 
 Both makers and checkers of certificates use it. What passes has exactly one `parameters` node, shapes and kinds that
 fit operator by operator, and places and constants within their limits; `docs/programs.md` lists the rules. Indices
-that are computed can only be judged when the program runs; there `differentiate` refuses those outside 0 … n − 1.
+that are computed are only known when the program runs; there `differentiate` refuses those outside 0 … n − 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIELDS = {"constant": {"discrete", "values"}, "input": {"discrete", "which"}, "
 
 
 def read_program(record: Any) -> Program:
-    """A program from plain data of a file, which is not trusted."""
+    """Return a program from plain data of a file, which is not trusted."""
     if not isinstance(record, dict):
         raise Malformed(f"program is {kind_of(record)}; expected an object.")
     only(record, {"nodes", "output", "size"}, "The program")
@@ -67,14 +67,14 @@ def well_formed(program: Program) -> Program:
 
 
 def whole_number(value: Any, name: str, *, least: int = 0, most: int = 2**31) -> int:
-    """A whole number within limits, or a message."""
+    """Return a whole number within limits, or a message."""
     if type(value) is not int or not least <= value <= most:
         raise Malformed(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
     return value
 
 
 def real_number(value: Any, name: str, *, masked: bool = False) -> float:
-    """A finite number written in hexadecimal, or −∞ where a mask may be."""
+    """Return a finite number written in hexadecimal, or −∞ where a mask may be."""
     try:
         found = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
@@ -85,7 +85,7 @@ def real_number(value: Any, name: str, *, masked: bool = False) -> float:
 
 
 def sequence(value: Any, name: str) -> Sequence[Any]:
-    """A list, or a message."""
+    """Return a list, or a message."""
     if not isinstance(value, list):
         raise Malformed(f"{name} is {kind_of(value)}; expected a list.")
     return value
@@ -98,7 +98,7 @@ def only(record: Mapping[str, Any], known: set[str], name: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value of a file in a message: short, on one line, and whatever it is."""
+    """Return a value of a file in a message: short, on one line, and whatever it is."""
     if type(value) is int and abs(value) > 10**30:
         return f"an integer of {value.bit_length():,} bits"
     text = ascii(value) if isinstance(value, str | int | float | None) else kind_of(value)
@@ -106,7 +106,7 @@ def shown(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls a value."""
+    """Return what JSON calls a value."""
     return {dict: "an object", list: "a list", str: "text", type(None): "missing"}.get(
         type(value), type(value).__name__
     )
@@ -169,7 +169,7 @@ def fitting(node: Node, inputs: Sequence[Node], name: str, size: int) -> Node:
 
 
 def _fit(node: Node, kinds: list[bool], shapes: list[tuple[int, ...]], size: int) -> tuple[bool, bool]:
-    """Whether shapes and kinds fit, and whether the result is discrete."""
+    """Return whether shapes and kinds fit, and whether the result is discrete."""
     op, shape = node.op, node.shape
     if op == "constant":
         sound = all(

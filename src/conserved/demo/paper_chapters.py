@@ -1,4 +1,4 @@
-"""The chapters on the paper, which are told where `conserved_papers` is installed."""
+"""The chapters on the paper, shown if `conserved_papers` is installed."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     """Fill `folder/store.db` and write `folder/report.html`, beside the model and the kernel that it is about.
 
     A store of an interrupted run with the same settings is filled up; that of a finished one, or of other settings or
-    another version, is begun anew. Anything else of that name is left alone and refused.
+    another version, is started again. Anything else of that name is left alone and refused.
     """
     began = time.monotonic()
     chosen = settings or Settings()

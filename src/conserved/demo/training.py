@@ -36,7 +36,7 @@ def copied(folder: Path) -> tuple[Path, Path]:
 
 
 def loaded(path: Path) -> ModuleType:
-    """A Python file as a module."""
+    """Return a Python file as a module."""
     spec = importlib.util.spec_from_file_location(f"conserved_demo_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -81,7 +81,7 @@ class DemoTask:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def objective(self, step: int) -> Tensor:
-        """The loss of the batch of a step; the same step has the same batch in every run."""
+        """Return the loss of the batch of a step; the same step has the same batch in every run."""
         chosen = torch.randint(len(self.inputs), (BATCH,), generator=torch.Generator().manual_seed(step))
         loss: Tensor = self.model(self.inputs[chosen], self.targets[chosen])[1]
         return loss

@@ -57,7 +57,7 @@ class Charges:
         return np.setdiff1d(np.arange(self.rates.shape[1]), self.alive)
 
     def relations(self) -> list[EntryRelation]:
-        """A sparse basis of all relations; each holds on every sample."""
+        """Return a sparse basis of all relations; each holds on every sample."""
         found = []
         for row in sparse_basis(self.null) if len(self.null) else ():
             inside = np.flatnonzero(row)
@@ -69,7 +69,7 @@ class Charges:
 
 
 def cancels(totals: Float[Tensor, " samples"], sizes: Float[Tensor, " samples"]) -> bool:
-    """Whether sums are zero up to rounding, against the sizes of their terms.
+    """Return whether sums are zero up to rounding, against the sizes of their terms.
 
     Where terms are tiny on one sample (a saturated softmax) they are themselves rounding of larger numbers.
     """
@@ -77,7 +77,7 @@ def cancels(totals: Float[Tensor, " samples"], sizes: Float[Tensor, " samples"])
 
 
 def charges_of(rates: Float[Tensor, "samples entries"]) -> Charges:
-    """All linear relations between the rates of entries."""
+    """Return all linear relations between the rates of entries."""
     scale = rates.square().mean(0).sqrt()
     alive = (scale > 1e-12 * scale.max()).nonzero().flatten()
     null = null_space(rates[:, alive] / scale[alive]) / scale[alive] if len(alive) else rates.new_zeros(0, 0)
@@ -117,7 +117,7 @@ def null_space(matrix: Float[Tensor, "samples n"]) -> Float[Tensor, "k n"]:
 
 
 def sparse_basis(null: Matrix) -> Matrix:
-    """The same row space with few, simple coefficients: coordinates are the charges that most entries share."""
+    """Return the same row space with few, simple coefficients: coordinates are the charges that most entries share."""
     k = len(null)
     charges, members = _distinct(null)
     counts = np.bincount(members[members >= 0], minlength=len(charges))

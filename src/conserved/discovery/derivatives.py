@@ -45,7 +45,7 @@ class Derivatives:
         self._points: list[Tensor] = []
         self._sums: list[Tensor] = []
         self._known: dict[tuple[Any, ...], Tensor] = {}
-        # Directions are told apart by identity, so none may be freed and its place taken by another.
+        # Directions are compared by identity, so none may be freed and its address reused.
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []
         with torch.enable_grad():
@@ -60,7 +60,7 @@ class Derivatives:
         return self.once(place, directions, lambda: self._gradient_of(place, directions))
 
     def once(self, what: Hashable, directions: tuple[FieldRows, ...], compute: Callable[[], Tensor]) -> FieldRows:
-        """A derivative along directions that was computed before, or is now."""
+        """Return a derivative along directions that was computed before, or is now."""
         key = (what, *map(self._number, directions))
         if key not in self._known:
             self._known[key] = compute()
@@ -107,7 +107,7 @@ FieldDerivatives = Callable[[Derivatives, tuple[FieldRows, ...]], FieldRows]
 
 
 def letter(place: int) -> FieldDerivatives:
-    """The gradient field of one letter of each word."""
+    """Return the gradient field of one letter of each word."""
     return lambda at, directions: at.letter(place, directions)
 
 

@@ -83,20 +83,20 @@ class Discovery:
         return self.summary()
 
     def summary(self) -> str:
-        """The laws as a table, and the verdict on their number."""
+        """Return the laws as a table, and the verdict on their number."""
         if not len(self.laws):
             return str(self.verdict)
         return "\n".join([self.laws.summary(), f"Formulas: {self.origin}.", "", str(self.verdict)])
 
     def _repr_html_(self) -> str:
-        """The verdict, the ranks it rests on and the laws, for notebooks."""
+        """Return the verdict, the ranks it rests on and the laws, for notebooks."""
         ranks = ", ".join(map(str, self.ranks))
         known = f"rank by depth of brackets: {ranks}; kept over dropped singular values: {self.gap:.1g}"
         parts = [html.badge(self.verdict), html.paragraph(known, quiet=True)]
         return html.panel(*parts, self.laws._repr_html_() if len(self.laws) else "")
 
     def latex(self) -> str:
-        """A table that can be pasted into a paper."""
+        """Return a table that can be pasted into a paper."""
         rows = [rf"  ${symmetry.latex}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
         head = [r"\begin{tabular}{lr}", r"  conserved quantity & numbers \\ \hline"]
         foot = [rf"  independent laws (of {self.parameters} parameters) & {self.count} \\", r"\end{tabular}"]
@@ -244,7 +244,9 @@ def _heavy_ball(
         Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
         Evidence(what="part of known momenta in the span", value=max(first.overlap, second.overlap), limit=_ORTHOGONAL),
     )
-    sound = first.rank == second.rank and min(first.gap, second.gap) >= LEAST_GAP and first.settled and second.settled
+    sound = (
+        first.rank == second.rank and min(first.gap, second.gap) >= LEAST_GAP and first.converged and second.converged
+    )
     fits = max(first.overlap, second.overlap) <= _ORTHOGONAL and first.momenta <= count
     message = f"{count} independent laws of time, {function.size} parameters and their velocities"
     message += f", {first.momenta} of them momenta." if first.momenta else "."
@@ -276,7 +278,7 @@ def find_laws(
     progress: Progress | None = None,
     class_axis: int = -1,
 ) -> LawSet:
-    """The laws of a function as formulas, without counting how many there are: `discover(…, count=False)`.
+    """Return the laws of a function as formulas, without counting how many there are: `discover(…, count=False)`.
 
     The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
     are found for layers of real width too.
@@ -334,7 +336,7 @@ def _verdict(
             f"The gradients of {small} parameters are a million times smaller than those of others, or smaller still: "
             "their brackets are lost in rounding. Bring parameters and outputs to comparable sizes."
         )
-    elif not first.settled:
+    elif not first.converged:
         problem = "The rank was still growing at the deepest brackets; pass a larger depth."
     elif error > _TRUSTED:
         problem = "Higher derivatives disagree with finite differences: some operator's derivative formula is wrong."

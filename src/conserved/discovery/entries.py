@@ -32,7 +32,7 @@ class Entries:
     shapes: dict[str, tuple[int, ...]]
 
     def starts(self) -> dict[str, int]:
-        """Where each parameter begins in the flat vector."""
+        """Return where each parameter begins in the flat vector."""
         sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
         return dict(zip(self.shapes, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
@@ -51,7 +51,7 @@ class _Row:
 
 
 def entry_symmetries(scalings: list[EntryRelation], shifts: list[EntryRelation], entries: Entries) -> list[Symmetry]:
-    """All symmetries that relations between entries give."""
+    """Return all symmetries that relations between entries give."""
     return [*entry_translations(shifts, entries), *entry_scalings(scalings, entries)]
 
 
@@ -64,7 +64,7 @@ def entry_scalings(relations: list[EntryRelation], entries: Entries) -> list[Sym
 
 
 def entry_translations(relations: list[EntryRelation], entries: Entries) -> list[Symmetry]:
-    """Every symmetry that adds constants to entries."""
+    """Return every symmetry that adds constants to entries."""
     found: list[Symmetry] = []
     for rows in _alike(relations, entries):
         found += _translations(rows, entries)
@@ -87,7 +87,7 @@ def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]
 
 
 def _stacked(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
-    """The legs of several rows: term, and positions with one row for each relation."""
+    """Return the legs of several rows: term, and positions with one row for each relation."""
     return [(term, np.stack([row.places[k] for row in rows])) for k, term in enumerate(rows[0].terms)]
 
 
@@ -208,7 +208,7 @@ def _symmetries(kind: Kind, legs: list[tuple[LegTerm, Positions]], entries: Entr
 
 
 def _regular(rows: list[_Row], entries: Entries) -> bool:
-    """Whether rows are seen by as many views together as one of them is."""
+    """Return whether rows are seen by as many views together as one of them is."""
     starts = entries.starts()
 
     def pieces(some: list[_Row]) -> int:

@@ -52,7 +52,7 @@ class Rates:
 
 
 def features_of(function: ParameterFunction) -> tuple[Feature, ...]:
-    """All candidates, parameter by parameter."""
+    """Return all candidates, parameter by parameter."""
     return tuple(feature for name, tensor in function.start.items() for feature in _of(name, tuple(tensor.shape)))
 
 

@@ -40,7 +40,7 @@ def draw_words(
 
 
 def letters_of(words: Any, depth: int) -> list[Any]:
-    """The samples of X_0, X_1, …, as nested words hold them."""
+    """Return the samples of X_0, X_1, …, as nested words hold them."""
     last: list[Any] = []
     for _ in range(depth):
         words, samples = words
@@ -49,7 +49,7 @@ def letters_of(words: Any, depth: int) -> list[Any]:
 
 
 def nested(depth: int) -> FieldDerivatives:
-    """The left-nested bracket of the first depth + 1 letters."""
+    """Return the left-nested bracket of the first depth + 1 letters."""
     field = letter(0)
     for place in range(1, depth + 1):
         field = bracket(field, letter(place))
@@ -136,7 +136,7 @@ def _chunked(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any
 def derivative_error(
     function: ParameterFunction, theta: Float[Tensor, " D"], depth: int, generator: torch.Generator
 ) -> float:
-    """How far the derivative that the deepest bracket uses is from central differences, relatively.
+    """Return how far the derivative that the deepest bracket uses is from central differences, relatively.
 
     Operators can have wrong higher derivatives; this would show them. Kinks (ReLU, routing) are avoided by taking the
     best of a few step sizes.

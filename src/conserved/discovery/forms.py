@@ -2,7 +2,7 @@
 
 Two rows that have a law each belong to one general linear group if the mixed entries ⟨W_i, G_j⟩ cancel in the same way;
 two rows that only have a law together are a plane that can be turned if the antisymmetric parts cancel. So heads,
-rotary planes and neurons are found and not told.
+rotary planes and neurons are found, not given.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _mixing(columns: list[tuple[LegType, list[int]]], rates: Rates) -> Bool[Tens
 
 
 def _turns(legs: list[tuple[LegType, int]], rates: Rates) -> bool:
-    """Whether consecutive rows of each leg type are planes whose common rotation changes nothing."""
+    """Return whether consecutive rows of each leg type are planes whose common rotation changes nothing."""
     if len(legs) % 2 or any(legs[k][0] != legs[k + 1][0] for k in range(0, len(legs), 2)):
         return False
     total: Tensor | None = None
@@ -194,7 +194,7 @@ def _translations(found: list[Relation], shapes: dict[str, tuple[int, ...]]) -> 
 def _sum_legs(
     relation: Relation, shapes: dict[str, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[LegType, ...], tuple[int, ...]]]:
-    """A relation as legs with one index each; all entries of a parameter with one coefficient are one leg."""
+    """Yield a relation as legs with one index each; all entries of a parameter with one coefficient are one leg."""
     grouped: dict[LegType, list[int]] = defaultdict(list)
     for feature, coefficient in relation.terms.items():
         grouped[feature.parameter, feature.axis, coefficient].append(feature.index)
@@ -217,7 +217,7 @@ _TOTAL = -2
 
 
 def _rest(shape: tuple[int, ...], axis: int) -> int:
-    """How many sums along an axis a parameter has."""
+    """Return how many sums along an axis a parameter has."""
     size = torch.Size(shape or (1,)).numel()
     return 1 if axis == _TOTAL else size if axis == -1 else size // shape[axis]
 

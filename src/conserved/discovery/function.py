@@ -61,7 +61,7 @@ class ParameterFunction:
         return next(iter(self.start.values())).device
 
     def split(self, theta: Float[Tensor, " D"]) -> dict[str, Tensor]:
-        """The named parameters in a flat vector."""
+        """Return the named parameters in a flat vector."""
         pieces = theta.split([tensor.numel() for tensor in self.start.values()])
         return {n: piece.reshape(t.shape) for (n, t), piece in zip(self.start.items(), pieces, strict=True)}
 
@@ -114,7 +114,7 @@ _NO_HOOKS = (
 
 
 def _gradient_of(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
-    """The gradient of a number at a point."""
+    """Return the gradient of a number at a point."""
     with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
         point = point.detach().requires_grad_()
         value = f(point)
@@ -185,7 +185,7 @@ def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
 def _module(
     module: nn.Module, device: torch.device | str | None
 ) -> tuple[Callable[..., Any], dict[str, Tensor], dict[str, Tensor]]:
-    """A module as a function of its trainable parameters, each under its first name, wherever it is used."""
+    """Return a module as a function of its trainable parameters, each under its first name, wherever it is used."""
     if any(parameter.is_meta for parameter in module.parameters()):
         raise Unsuitable(
             "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
@@ -219,7 +219,7 @@ def _module(
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """A tensor in double precision: complex tables (rotary positions) stay complex, whole numbers stay whole."""
+    """Return a tensor in double precision: complex tables (rotary positions) stay complex, whole numbers stay whole."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
@@ -246,7 +246,7 @@ def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits of an output."""
+    """Return the logits of an output."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or not logits.ndim:
         raise Unsuitable("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
@@ -254,7 +254,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def flat_output(output: Any, *, class_axis: int | None) -> Float[Tensor, " out"]:
-    """All floating-point numbers of an output as one vector; logits are centred over classes for cross-entropy.
+    """Return all floating-point numbers of an output as one vector; logits are centred over classes for cross-entropy.
 
     Centring puts the whole pull-back into the function: the gradients of ⟨f − mean f, v⟩ over all v are those of
     ⟨f, v⟩ over v with sum zero, which is what cross-entropy can reach.
@@ -274,7 +274,7 @@ def flat_output(output: Any, *, class_axis: int | None) -> Float[Tensor, " out"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor inside tuples, lists, mappings and dataclasses."""
+    """Yield every tensor inside tuples, lists, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -289,7 +289,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
-    """A sampler of stacked inputs: many calls of the given one, or tensors like the example."""
+    """Return a sampler of stacked inputs: many calls of the given one, or tensors like the example."""
     if callable(inputs) and not isinstance(inputs, Tensor):
         draw = inputs
         return lambda generator, count: stacked([draw(generator) for _ in range(count)])

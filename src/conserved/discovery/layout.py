@@ -39,7 +39,7 @@ def views_of(name: str, shape: tuple[int, ...], positions: Positions) -> list[Vi
 
 
 def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | None:
-    """The view that sees the entries at n × m positions, columns in increasing order; None if there is none."""
+    """Return the view that sees the entries at n × m positions, columns in increasing order; None if there is none."""
     shape = shape or (1,)
     first = int(positions[0, 0])
     down, along = positions[:, 0] - first, positions[0] - first
@@ -100,7 +100,7 @@ def digits(offsets: Positions) -> list[_Digit] | None:
 def _on_grid(
     name: str, shape: tuple[int, ...], first: int, used: list[_Digit], rows: tuple[int, ...] | None
 ) -> View | None:
-    """The view with these digits above its first position, on a grid that keeps the stored axes where it can."""
+    """Return the view with these digits above its first position, on a grid that keeps the stored axes where it can."""
     size = prod(shape)
     ordered = sorted(_at_stored_axes(shape, first, used), key=lambda digit: digit.stride)
     grid: list[int] = []
@@ -146,7 +146,7 @@ def _at_stored_axes(shape: tuple[int, ...], first: int, used: list[_Digit]) -> l
 
 
 def _room(shape: tuple[int, ...], first: int, digit: _Digit, ceiling: int) -> tuple[int | None, int]:
-    """How far a grid axis of this stride reaches: to the end of its stored axis if that holds the digit."""
+    """Return how far a grid axis of this stride reaches: to the end of its stored axis if that holds the digit."""
     ends = [e for e in (*_strides(shape)[::-1], prod(shape)) if digit.stride < e <= ceiling and e % digit.stride == 0]
     for end in dict.fromkeys([*ends, ceiling]):
         if end % digit.stride or ceiling % end:

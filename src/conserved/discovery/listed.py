@@ -80,7 +80,7 @@ def listed(
 
 
 def read_off(function: ParameterFunction) -> list[Symmetry]:
-    """The laws that inference reads off the program; none where it cannot follow it."""
+    """Return the laws that inference reads off the program; none where it cannot follow it."""
     sample = function.sample(torch.Generator().manual_seed(0), 1)
     x = to_device(one_of(sample, 0), function.device)
     try:
@@ -93,7 +93,7 @@ def read_off(function: ParameterFunction) -> list[Symmetry]:
 
 
 def upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
-    """The same law with a plus before the parameter that comes first."""
+    """Return the same law with a plus before the parameter that comes first."""
     first = min(symmetry.legs, key=lambda leg: order.index(leg.view.parameter))
     if first.degree > 0:
         return symmetry
@@ -103,7 +103,7 @@ def upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
 def gradients_of(
     symmetry: Symmetry, function: ParameterFunction, theta: Float[Tensor, " D"]
 ) -> Float[Tensor, "numbers D"]:
-    """The gradients of a law's numbers."""
+    """Return the gradients of a law's numbers."""
 
     def numbers(point: Tensor) -> Tensor:
         return symmetry.kind.coordinates(symmetry.law(function.split(point))).flatten()
@@ -162,7 +162,7 @@ class LawsAtPoint:
         return float(self.closure.span.split(rows)[0].max()) if len(rows) else 0.0
 
     def fields(self) -> Float[Tensor, "samples D"]:
-        """A few gradient fields."""
+        """Return a few gradient fields."""
         theta = self.closure.theta
         samples = self.function.draw_many(theta, _SAMPLES, torch.Generator().manual_seed(1))
         return gradient_rows(self.function, theta, samples, _SAMPLES)
@@ -183,7 +183,7 @@ def _holding(symmetries: Sequence[Symmetry], places: Sequence[LawsAtPoint]) -> l
 
 
 def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples D"]) -> float:
-    """The largest rate of change along fields, relative to its terms.
+    """Return the largest rate of change along fields, relative to its terms.
 
     Where terms are tiny on one sample (a saturated softmax) they are themselves rounding of larger numbers.
     """

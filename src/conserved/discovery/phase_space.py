@@ -46,7 +46,7 @@ class PhaseSpace:
     size: int
     ranks: tuple[int, ...]
     gap: float
-    settled: bool
+    converged: bool
     momenta: int
     """Independent known laws: angular momenta, and two for every translation."""
     overlap: float
@@ -85,12 +85,12 @@ def phase_space(
         progress(f"brackets of depth {level}: rank {span.rank} of {len(state)}")
         if span.rank == len(state) or (level and ranks[-1] == ranks[-2]):
             break
-    settled = span.rank == len(state) or (len(ranks) > 1 and ranks[-1] == ranks[-2])
+    converged = span.rank == len(state) or (len(ranks) > 1 and ranks[-1] == ranks[-2])
     known = momentum_rows(function, laws, state)
     inside = float((known @ span.basis.mT).norm(dim=1).max()) if len(known) else 0.0
     independent = int(torch.linalg.matrix_rank(known)) if len(known) else 0
     return PhaseSpace(
-        size=len(state), ranks=tuple(ranks), gap=span.gap, settled=settled, momenta=independent, overlap=inside
+        size=len(state), ranks=tuple(ranks), gap=span.gap, converged=converged, momenta=independent, overlap=inside
     )
 
 
@@ -101,7 +101,7 @@ def _drift(state: State) -> State:
 
 
 def _control(function: ParameterFunction) -> Callable[..., State]:
-    """The field of one sample, which moves velocities by the gradient."""
+    """Return the field of one sample, which moves velocities by the gradient."""
 
     def field(state: State, sample: Any) -> State:
         x, w = sample
@@ -168,7 +168,7 @@ def _unit(rows: Float[Tensor, "count S"]) -> Float[Tensor, "count S"]:
 
 
 def momentum_rows(function: ParameterFunction, laws: LawSet | None, state: State) -> Float[Tensor, "laws S"]:
-    """The gradients of the momenta that the symmetries of gradient flow leave, as rows of length one."""
+    """Return the gradients of the momenta that the symmetries of gradient flow leave, as rows of length one."""
 
     def momenta(where: State) -> Tensor:
         size = (len(where) - 1) // 2

@@ -38,7 +38,7 @@ class Closure:
     theta: Float[Tensor, " D"]
     ranks: tuple[int, ...]
     gap: float
-    settled: bool
+    converged: bool
     derivative_error: float
     smallest_kept: float
     """The smallest singular value that counted as a direction."""
@@ -68,20 +68,20 @@ def closure(
     # Random numbers of its own: what is counted does not depend on what is measured beside it.
     sizes = sizes_of(function, theta, partial(gradient_rows, function), torch.Generator().manual_seed(0))
     ranks: list[int] = []
-    settled = False
+    converged = False
     for level in range((DEEPEST if depth is None else depth) + 1):
         _exhaust(function, span, theta, level, generator, sizes.scale, lambda text: progress(f"{point}{text}"))
         ranks.append(span.rank)
         progress(f"{point}brackets of depth {level}: rank {span.rank} of {function.size}")
-        settled = span.rank == function.size or (level > 0 and ranks[-1] == ranks[-2])
-        if settled and depth is None:
+        converged = span.rank == function.size or (level > 0 and ranks[-1] == ranks[-2])
+        if converged and depth is None:
             break
     error = derivative_error(function, theta, min(len(ranks) - 1, ranks.index(span.rank) + 1), generator)
     return Closure(
         theta=theta,
         ranks=tuple(ranks),
         gap=span.gap,
-        settled=settled or depth is not None,
+        converged=converged or depth is not None,
         derivative_error=error,
         smallest_kept=span.smallest_kept,
         sizes=sizes,
@@ -132,7 +132,7 @@ parameters, with brackets of depth 2 at two points."""
 
 
 def announcement(size: int, device: torch.device) -> str:
-    """How much memory and time a large count will take; nothing for a small one."""
+    """Return how much memory and time a large count will take; nothing for a small one."""
     if size < _LARGE:
         return ""
     sample = torch.ones(512, 512, dtype=torch.float64, device=device)

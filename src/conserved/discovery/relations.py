@@ -38,7 +38,7 @@ class Relation:
 
 
 def relations(rates: Rates, *, exact: bool = True) -> list[Relation]:
-    """A sparse basis of all linear relations between the features that move, modulo the trivial ones.
+    """Return a sparse basis of all linear relations between the features that move, modulo the trivial ones.
 
     Without `exact` only those that hold up to something small, where there are any.
     """
@@ -68,7 +68,7 @@ def _null_relations(
     rows = [row.cpu() for row in _reduced(right[vanishing:] / scale, _FINE)]
     rows = _independent(_shortened(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
     if nearly < vanishing:
-        # Vectors that nearly vanish are known up to how nearly: their coefficients are told apart no more finely.
+        # Vectors that nearly vanish are known only to that precision, and so are their coefficients.
         blur = float(values[nearly] / values[nearly - 1])
         resolution = _FINE if blur < _FINE.zero else _COARSE
         wide = [row.cpu() for row in _reduced(right[nearly:] / scale, resolution)]
@@ -88,7 +88,7 @@ def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Resolution:
-    """How finely coefficients are told apart: what counts as zero, and how many decimals of a ratio are compared."""
+    """The resolution of coefficients: what counts as zero, and how many decimals of a ratio are compared."""
 
     zero: float
     decimals: int
@@ -154,7 +154,7 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolutio
 def _shortest(
     row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> np.ndarray:
-    """The shortest row within reach, over rows that may be as long or longer on the way."""
+    """Return the shortest row within reach, over rows that may be as long or longer on the way."""
     best = start = _descended(row, table, place, resolution)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):
@@ -243,8 +243,8 @@ def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> 
     order = np.arange(ratios.shape[1])
     first = np.ones(ratios.shape, dtype=bool)
     first[:, 1:] = ratios[:, 1:] != ratios[:, :-1]
-    begun = np.maximum.accumulate(np.where(first, order, 0), axis=1)
-    most = ratios[np.arange(len(ratios)), (order - begun).argmax(1)]
+    start = np.maximum.accumulate(np.where(first, order, 0), axis=1)
+    most = ratios[np.arange(len(ratios)), (order - start).argmax(1)]
     left = row - most[:, None] * others
     return np.where(np.isnan(left), row, np.where(np.abs(left) < resolution.zero, 0, left))
 

@@ -31,7 +31,7 @@ _ALONG_AXES = 1e-5
 
 
 def search(function: ParameterFunction, generator: torch.Generator, say: Callable[[str], None]) -> tuple[Symmetry, ...]:
-    """The symmetries of a function as formulas."""
+    """Return the symmetries of a function as formulas."""
     count = len(features_of(function))
     shapes = {name: tuple(tensor.shape) for name, tensor in function.start.items()}
     by_entry = function.size <= MOST_ENTRIES
@@ -74,12 +74,12 @@ def _few(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _holds(found: list[Symmetry], least: int, point: Mapping[str, Tensor]) -> bool:
-    """Whether symmetries hold at least so many independent laws."""
+    """Return whether symmetries hold at least so many independent laws."""
     return not least or (bool(found) and rank_of_gradients(found, point) >= least)
 
 
 def _along_axes(charges: Charges, shapes: Mapping[str, tuple[int, ...]], *, shifted: bool) -> bool:
-    """Whether every relation between entries is one between whole rows, or between sums along whole axes.
+    """Return whether every relation between entries is one between whole rows, or between sums along whole axes.
 
     Coefficients of whole rows are sums of functions of one index each; those of sums along an axis do not depend on the
     index along some axis. Means tell both.

@@ -2,7 +2,7 @@ r"""How large the entries of gradient fields are against each other and against 
 
 A rank does not care for units: the vectors X and X·S, with S diagonal, span spaces of one dimension. So entries that
 are small and still sure are brought up to the others before anything is compared with rounding; entries that are
-rounding themselves (the gradient of a bias that softmax cannot see) are left as they are. The two are told apart by
+rounding themselves (the gradient of a bias that softmax cannot see) are left as they are. The two are distinguished by
 computing them again, at parameters that differ in the tenth digit and for another multiple of v: rounding comes out
 quite different.
 """
@@ -81,7 +81,7 @@ def sizes_of(
 
 
 def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) -> float:
-    """The rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
+    """Return the rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
     from conserved.discovery.fields import one_of
 
     with torch.enable_grad(), written_out():

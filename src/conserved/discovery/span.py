@@ -76,7 +76,7 @@ class Basis:
         return self._rows[: self._clear]
 
     def faint_values(self) -> list[float]:
-        """The lengths of the faint directions."""
+        """Return the lengths of the faint directions."""
         values: list[float] = torch.linalg.vector_norm(self.faint, dim=1).tolist()
         return values
 
@@ -280,7 +280,7 @@ class Span:
         return rows
 
     def _turned(self, rows: Tensor, since: int) -> Tensor:
-        """What is left of rows outside the span so far, given their coordinates after so many reflections."""
+        """Return what is left of rows outside the span so far, given their coordinates after so many reflections."""
         if not since and self._axes is not None:
             return rows @ self._axes.mT
         for reflection in self._reflections[since:]:

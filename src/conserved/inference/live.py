@@ -64,7 +64,7 @@ class FirstCall:
         self._hook = guarded(self, stage=LAWS)
         self._handle = called.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
         self._undo: list[Callable[[], None]] = []
-        self._elsewhere = False
+        self._elsewhere = self._searched = False
         self._called = weakref.ref(called)
         kept_with(wanted).waiting = self
         self.listen_to_compiled(called)
@@ -117,12 +117,15 @@ class FirstCall:
         """Listen to a compiled form of the module that was made after this: its calls do not run the hook.
 
         `model.compile()` keeps that form in the module, `torch.compile(model)` returns a module around it. The latter
-        is looked for among all objects, which takes a tenth of a second: call it once, if no call was seen.
+        is looked for among all objects, once, as that takes a tenth of a second.
         """
         called = self._called()
         if called is None or self.call is not None or "torch._dynamo" not in sys.modules:
             return
         self.listen_to_compiled(called)
+        if self._searched:
+            return
+        self._searched = True
         for wrapper in gc.get_objects():
             if type(wrapper).__name__ == "OptimizedModule" and wrapper._modules.get("_orig_mod") is called:
                 self._undo.append(wrapper.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True).remove)

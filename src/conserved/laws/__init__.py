@@ -1,4 +1,4 @@
-"""The laws of a model: all of them at once, their identities and how these are judged, how many are independent."""
+"""The laws of a model: all of them at once, their identities and verdicts, and how many are independent."""
 
 from __future__ import annotations
 

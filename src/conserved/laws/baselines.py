@@ -49,13 +49,13 @@ def _row_difference(leg: Leg, unit: int) -> Iterator[Leg]:
 
 
 def _entrywise(leg: Leg) -> Leg:
-    """Every entry a row of its own, in the order of the view."""
+    """Return every entry a row of its own, in the order of the view."""
     view = leg.view
     return Leg(replace(view, axes=view.axes + view.rest), leg.degree)
 
 
 def _first_row(leg: Leg) -> Leg:
-    """The first of the rows whose sum is conserved."""
+    """Return the first of the rows whose sum is conserved."""
     view = leg.view
     pick = tuple((0, 1) if axis in view.axes else chosen for axis, chosen in enumerate(view.pick))
     return Leg(replace(view, pick=pick), leg.degree)

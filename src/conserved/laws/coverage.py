@@ -11,7 +11,7 @@ from torch import Tensor
 from conserved.symmetry import Symmetry, View
 
 LARGEST = 4_000_000
-"""Entries of the largest parameter of which each entry is looked at; of larger ones overlaps of legs are not seen."""
+"""Largest parameter whose entries are looked at one by one; in larger ones overlaps of legs are not seen."""
 
 
 class Coverage(float):
@@ -33,7 +33,7 @@ class Coverage(float):
 
     @staticmethod
     def of(symmetries: Iterable[Symmetry], parameters: Mapping[str, Tensor]) -> Coverage:
-        """The coverage of parameters by symmetries.
+        """Return the coverage of parameters by symmetries.
 
         Args:
             symmetries: their legs are what is covered.
@@ -97,7 +97,7 @@ def constrained_directions(symmetries: Iterable[Symmetry], spanned: Mapping[str,
 
 
 def _entries(views: Iterable[View], size: int) -> int:
-    """How many entries of a parameter are in one of the views."""
+    """Return how many entries of a parameter are in one of the views."""
     counts = [view.n * view.m for view in views]
     if max(counts) >= size or size > LARGEST or len(counts) == 1:
         return min(size, sum(counts))

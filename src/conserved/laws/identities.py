@@ -62,19 +62,19 @@ def rounding(precision: torch.dtype, entries: int) -> float: ...
 @overload
 def rounding(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
-    """The relative residual that rounding explains in an identity whose legs have so many entries."""
+    """Return the relative residual that rounding explains in an identity whose legs have so many entries."""
     least = max(entries, 1) if isinstance(entries, int) else np.maximum(entries, 1)
     return TOLERANCE[precision] * (1 + _FEW / least**0.5)
 
 
 def coarsest(*precisions: torch.dtype) -> torch.dtype:
-    """The least precise of some floating-point types; others are passed over."""
+    """Return the least precise of some floating-point types; others are passed over."""
     known = [precision for precision in precisions if precision in _FINEST_FIRST]
     return max(known, key=_FINEST_FIRST.index, default=torch.float64)
 
 
 def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Status:
-    """What one identity's residual says, wherever it is judged; nothing, if it was not put to the test.
+    """Return the evidence of one identity's residual; nothing if it was not tested.
 
     Of a law that holds `nearly`, up to a norm's ε, a residual over the limit refutes nothing: what is left of it is
     Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩, and parameters and gradients do not say how small the s_t were. Fresh models
@@ -88,7 +88,7 @@ def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Stat
 
 
 def residual_evidence(name: str, residual: float, limit: float) -> Evidence:
-    """The residual of the identity of that name against what rounding explains of it."""
+    """Return the residual of the identity of that name against what rounding explains of it."""
     return Evidence(what=f"relative residual of {name}", value=residual, limit=limit)
 
 
@@ -129,7 +129,7 @@ class Together(Protocol):
 
 
 def balance_of(plan: Plan, theta: Tensors, gradients: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
-    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
+    """Return every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
     return PendingBalance.start(plan, theta, gradients, dtype=dtype).balance(theta, gradients)
 
 
@@ -302,7 +302,7 @@ def _suspects(
 
 
 def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: Tensors) -> NDArray[np.float64]:
-    """The norms, with those computed anew that are zero or infinite because squares are."""
+    """Return the norms, with those computed anew that are zero or infinite because squares are."""
     odd = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if not len(odd):
         return lengths
@@ -312,7 +312,7 @@ def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: 
 
 
 def _least(parameter: str | None, gradients: Tensors) -> float:
-    """The share of the norm of all gradients that a linear law of a parameter is held against at least."""
+    """Return the share of the norm of all gradients that a linear law of a parameter is held against at least."""
     if parameter is None:
         return 1.0
     stored = gradients[parameter].dtype
@@ -382,7 +382,7 @@ def _samples(gradients: Tensors, device: torch.device) -> list[Tensor]:
 
 
 def _meshes(tensors: Tensors) -> list[Any]:
-    """The meshes of processes over which parameters are sharded, each once."""
+    """Return the meshes of processes over which parameters are sharded, each once."""
     found: dict[Any, Any] = {}
     if {*map(type, tensors.values())} <= {Tensor, nn.Parameter}:
         return []
@@ -399,7 +399,7 @@ def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
 
     confirm_together("residuals")
     for mesh in meshes:
-        # A process that found something that is not a number must be heard over those that did not.
+        # A process with a value that is not a number must win over those without: infinity is the largest.
         values = torch.tensor(numbers, dtype=torch.float64, device=mesh.device_type).nan_to_num(nan=float("inf"))
         for group in mesh.get_all_groups():
             dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
@@ -419,9 +419,9 @@ def _worst(
     import torch.distributed as dist
 
     own = np.full(len(residuals), dist.get_rank()) if ranks is None else ranks
-    # A process that found something that is not a number must be heard over those that did not.
-    heard = np.where(tested, np.nan_to_num(residuals, nan=np.inf), -1.0)
-    numbers = np.concatenate(([float(precision)], heard, own.astype(float)))
+    # A process with a value that is not a number must win over those without: infinity is the largest.
+    reported = np.where(tested, np.nan_to_num(residuals, nan=np.inf), -1.0)
+    numbers = np.concatenate(([float(precision)], reported, own.astype(float)))
     every = group.gather(torch.tensor(numbers, dtype=torch.float64, device=device)).cpu().numpy()
     found, holders = np.split(every[:, 1:], 2, axis=1)
     first = found.argmax(0)
@@ -432,7 +432,7 @@ def _worst(
 
 
 def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
-    """The half precision that at least half of these float32 gradients were computed in, judged by samples of entries.
+    """Estimate from samples of entries in which half precision at least half of these float32 gradients were computed.
 
     Under autocast a weight's gradient is computed in half precision and stored in single. Such entries end in zero
     bits: 16 of 23 for bfloat16, 13 for float16, and still many after a few have been added up. Clipping multiplies all
@@ -476,7 +476,7 @@ def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
     ordered = np.sort(np.where(first, significands, -1), axis=1)
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).sum(1)
     # In single precision expect n²/2²⁴ repetitions; ten times that and three more do not happen by chance. Which half
-    # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
+    # precision it was cannot be seen, because sums in single precision are mixed in: the coarser one is assumed.
     often = repeated > 3 + 10 * counts.astype(np.float64) ** 2 / 2 ** (_FRACTION_BITS + 1)
     # Sums of a few bfloat16 numbers often end in as many zeros as float16 does, but not nearly all of them do.
     mostly = ending_in(16) > 0.5

@@ -67,11 +67,11 @@ class Change:
     terms: Tensor
 
     def relative(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
-        """The distance of each h_i over its `unit`."""
+        """Return the distance of each h_i over its `unit`."""
         return self.distance / self.unit(to=to)
 
     def unit(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
-        """The size that `LawSet.errors` divides the distance of each h_i by; never zero.
+        """Return the size that `LawSet.errors` divides the distance of each h_i by; never zero.
 
         Args:
             to: "value" for ‖h_i(θ_0)‖, or its terms where that is below 1e-6 of them; "scale" always for its terms.
@@ -158,7 +158,7 @@ class LawSet:
         return self.summary()
 
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
-        """The set of the laws for which `keep(symmetry)` is true."""
+        """Return the set of the laws for which `keep(symmetry)` is true."""
         return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
 
     def with_check(self, check: ProgramCheck) -> LawSet:
@@ -189,7 +189,7 @@ class LawSet:
         return Coverage.of(self.symmetries, self.parameters)
 
     def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The conserved quantity h(θ) of every law; gradients are not recorded.
+        """Return the conserved quantity h(θ) of every law; gradients are not recorded.
 
         Args:
             parameters: tensors by name; by default the model's own, as they are now.
@@ -223,7 +223,7 @@ class LawSet:
     def residuals(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, float]:
-        """The relative size of every identity's left-hand side: ‖μ(θ, G)‖ over the size of its terms.
+        """Return the relative size of every identity's left-hand side: ‖μ(θ, G)‖ over the size of its terms.
 
         Args:
             gradients: tensors by parameter name; by default the `.grad` of the parameters.
@@ -256,7 +256,7 @@ class LawSet:
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """The exact change h(θ − U) − h(θ) of every law in one step.
+        """Return the exact change h(θ − U) − h(θ) of every law in one step.
 
         Args:
             updates: the step U by parameter name: the parameters before it minus the parameters after it.
@@ -278,7 +278,7 @@ class LawSet:
             return self._named([uu - tu - ut for tu, ut, uu in pairs])
 
     def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:
-        """The laws as they are now, to be passed to `errors` later.
+        """Return the laws as they are now, to be passed to `errors` later.
 
         Args:
             parameters: tensors by name; by default the model's own.
@@ -335,7 +335,7 @@ class LawSet:
     def changes(
         self, reference: Reference, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Change]:
-        """How far every law h_i of equation (10) is from its reference; gradients are not recorded.
+        """Return how far every law h_i of equation (10) is from its reference; gradients are not recorded.
 
         Args:
             reference: the laws at θ_0, from `reference()`.
@@ -389,12 +389,12 @@ class LawSet:
         return verified(self, self._theta(None), loss_fn)
 
     def summary(self) -> str:
-        """A table by block, as text."""
+        """Return a table by block, as text."""
         dropped = [(item.name, item.reason) for item in self.dropped]
         return joined(listed(self.symmetries, self.unclaimed, dropped, None, 120), 120)
 
     def _repr_html_(self) -> str:
-        """The table of `summary`, for notebooks."""
+        """Return the table of `summary`, for notebooks."""
         listed = [
             (r.block, r.family, r.formula, r.group, f"{r.copies:,}", f"{r.numbers:,}") for r in rows(self.symmetries)
         ]
@@ -424,7 +424,7 @@ class LawSet:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], parameters: Tensors | None = None) -> LawSet:
-        """The inverse of `record`.
+        """Return the inverse of `record`.
 
         Args:
             data: a law set as plain data.

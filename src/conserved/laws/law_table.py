@@ -24,7 +24,7 @@ class LawRow:
 
 
 def rows(symmetries: Sequence[Symmetry]) -> list[LawRow]:
-    """The table of a law set, in the order of the model."""
+    """Return the table of a law set, in the order of the model."""
     folded: dict[tuple[object, ...], list[Symmetry]] = {}
     for symmetry in symmetries:
         key = (_pattern(symmetry.block), symmetry.family, symmetry.kind, _sizes(symmetry), symmetry.epsilon)
@@ -131,7 +131,7 @@ def _span(values: list[int]) -> str:
 
 
 def _short(symmetry: Symmetry) -> str:
-    """The formula with parameter names as seen from the block, and long sums cut."""
+    """Return the formula with parameter names as seen from the block, and long sums cut."""
     text = str(symmetry.formula)
     if symmetry.block:
         for prefix in (symmetry.block, symmetry.block.rpartition(".")[0]):

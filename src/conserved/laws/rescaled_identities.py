@@ -43,7 +43,7 @@ def reweighed(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: flo
 
 
 def norms(gradients: Sequence[Tensor]) -> list[float]:
-    """The norms of gradients whose squares may over- or underflow; most are zero, and read once for all."""
+    """Return the norms of gradients whose squares may over- or underflow; most are zero, and read once for all."""
     plain = [gradient for gradient in gradients if not hasattr(gradient, "full_tensor") and not gradient.is_sparse]
     peaks = torch._foreach_norm(plain, float("inf")) if plain else ()
     zero = {id(gradient) for gradient, peak in zip(plain, peaks, strict=True) if float(peak) == 0}

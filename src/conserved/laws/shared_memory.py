@@ -34,7 +34,7 @@ def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two entries of a tensor lie in one place, as after `expand` or `as_strided`.
+    """Return whether two entries of a tensor lie in one place, as after `expand` or `as_strided`.
 
     Axes sorted by stride do not overlap if each step goes beyond everything the smaller ones reach. Where that fails,
     addresses decide; a tensor too large for that counts as overlapping.
@@ -51,7 +51,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor of a model, once: parameters, buffers, and tensors that are plain attributes."""
+    """Return every tensor of a model, once: parameters, buffers, and tensors that are plain attributes."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     seen = {id(tensor) for tensor in found.values()}
     for path, module in model.named_modules():
@@ -83,7 +83,7 @@ def _extent(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def _share(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors whose extents overlap have an entry in common."""
+    """Return whether two tensors whose extents overlap have an entry in common."""
     if _filled(a) and _filled(b):
         return True
     if a.element_size() != b.element_size() or max(a.numel(), b.numel()) > _LISTED:
@@ -92,7 +92,7 @@ def _share(a: Tensor, b: Tensor) -> bool:
 
 
 def _filled(tensor: Tensor) -> bool:
-    """Whether a tensor has no gaps."""
+    """Return whether a tensor has no gaps."""
     (extent,) = _extent(tensor)
     return extent[1] - extent[0] == prod(tensor.shape) * tensor.element_size()
 

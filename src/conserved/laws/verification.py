@@ -78,7 +78,7 @@ def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Te
 
 
 def _nodes(loss: Float[Tensor, "..."]) -> Iterator[Any]:
-    """Every node of the graph behind a loss."""
+    """Yield every node of the graph behind a loss."""
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]
     while waiting:
@@ -95,7 +95,7 @@ def _kind(node: Any) -> str:
 
 
 def precision_of(loss: Float[Tensor, "..."]) -> torch.dtype:
-    """The coarsest precision of any gradient that flows when `loss` is differentiated."""
+    """Return the coarsest precision of any gradient that flows when `loss` is differentiated."""
     found = {loss.dtype}
     for node in _nodes(loss):
         kinds = {part.dtype for part in getattr(node, "_input_metadata", ()) if part is not None}
@@ -106,7 +106,7 @@ def precision_of(loss: Float[Tensor, "..."]) -> torch.dtype:
 
 
 def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-    """The gradient of a loss in each parameter, None where it reaches none; `.grad` is left as it was."""
+    """Return the gradient of a loss in each parameter, None where it reaches none; `.grad` is left as it was."""
     names = [name for name, parameter in parameters.items() if parameter.requires_grad]
     if not any(_kind(node) == _CHECKPOINTED for node in _nodes(loss)):
         found = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
@@ -124,7 +124,7 @@ def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -
 
 
 def _judged(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
-    """The same as a verdict."""
+    """Return the same as a verdict."""
     found = status(residual, limit, tested=tested, nearly=nearly)
     if not tested:
         message = f"No gradient reached the parameters of {name}, or all of them are zero."
@@ -146,10 +146,10 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
         assert isinstance(evidence.limit, float)
         return evidence.value / evidence.limit if evidence.value == evidence.value else float("inf")
 
-    judged = sorted((verdict for verdict in parts.values() if verdict.evidence), key=excess, reverse=True)
-    broken = [verdict for verdict in judged if verdict == Verdict.REFUTED]
-    unsure = [verdict for verdict in judged if verdict == Verdict.INCONCLUSIVE]
-    evidence = tuple(verdict.evidence[0] for verdict in broken or unsure or judged[:1])
+    tested = sorted((verdict for verdict in parts.values() if verdict.evidence), key=excess, reverse=True)
+    broken = [verdict for verdict in tested if verdict == Verdict.REFUTED]
+    unsure = [verdict for verdict in tested if verdict == Verdict.INCONCLUSIVE]
+    evidence = tuple(verdict.evidence[0] for verdict in broken or unsure or tested[:1])
     if unsure and not broken:
         message = (
             f"{len(unsure)} of {len(parts)} identities are further off than the √ε of the norms they hold up to: "
@@ -164,9 +164,9 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
         )
         return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence, parts=parts)
     rounding = f"the rounding of {str(precision).removeprefix('torch.')}"
-    message = f"All {len(judged)} gradient identities hold to {rounding}" + (f", {nearly} up to ε." if nearly else ".")
-    if len(judged) < len(parts):
-        message += f" No gradient reached the parameters of {len(parts) - len(judged)} more."
+    message = f"All {len(tested)} gradient identities hold to {rounding}" + (f", {nearly} up to ε." if nearly else ".")
+    if len(tested) < len(parts):
+        message += f" No gradient reached the parameters of {len(parts) - len(tested)} more."
     return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence, parts=parts)
 
 

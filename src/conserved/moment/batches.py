@@ -29,7 +29,7 @@ class BatchLeg:
 
     @staticmethod
     def of(view: View, batch: tuple[int, ...] = ()) -> BatchLeg:
-        """A view, read along whole grid axes `batch`."""
+        """Return a view, read along whole grid axes `batch`."""
         reading = view.reading(batch)
         return BatchLeg(view, reading, Layout.of(reading))
 
@@ -53,7 +53,7 @@ class Batch:
 
 
 def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
-    """Every symmetry in one batch; batches whose legs have the same sizes and strides are together."""
+    """Return every symmetry in one batch; batches whose legs have the same sizes and strides are together."""
     picks: dict[Hashable, list[int]] = defaultdict(list)
     for place, symmetry in enumerate(symmetries):
         picks[_same_but_for_picks(symmetry)].append(place)
@@ -67,7 +67,7 @@ def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
 
 
 def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
-    """What symmetries must share to be read through one grid: all but the indices they pick."""
+    """Return what symmetries must share to be read through one grid: all but the indices they pick."""
     legs = tuple(
         (
             leg.view.parameter,

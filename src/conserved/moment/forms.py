@@ -48,7 +48,7 @@ class Backend(ABC):
 
     @abstractmethod
     def outer_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
-        """A Bᵀ for every pair of legs."""
+        """Return a Bᵀ for every pair of legs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ProductList:
 
 
 def multiplied(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
-    """What is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
+    """Return what is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
     return _recipe(products, pairs, degree < 0, wanted)
 
 
@@ -271,7 +271,7 @@ def _over_legs(legs: list[Tensor]) -> Tensor | None:
 
 
 def _norms(values: Float[Tensor, "..."], batch: int) -> Float[Tensor, "..."]:
-    """The norm over all axes after the first `batch` ones."""
+    """Return the norm over all axes after the first `batch` ones."""
     return torch.linalg.vector_norm(values.flatten(batch) if values.ndim > batch else values.unsqueeze(-1), dim=-1)
 
 

@@ -120,7 +120,7 @@ class Addresses:
 
     @staticmethod
     def of(tensors: PlainTensors) -> Addresses:
-        """The addresses of tensors."""
+        """Return the addresses of tensors."""
         return Addresses(sent(tensors.addresses, tensors.device), tensors.aligned)
 
 
@@ -149,7 +149,7 @@ class Draft:
         return np.arange(begin, self.count).reshape(shape)
 
     def launch(self, types: tuple[torch.dtype, torch.dtype], tile: Tile, device: torch.device) -> Launch:
-        """The finished launch."""
+        """Return the finished launch."""
         return Launch(
             types,
             tile,
@@ -166,5 +166,5 @@ def _numbers(axes: Axes) -> list[int]:
 
 
 def power(size: int, most: int) -> int:
-    """The smallest power of two that holds `size`, but no more than `most`."""
+    """Return the smallest power of two that holds `size`, but no more than `most`."""
     return min(most, 1 << (size - 1).bit_length())

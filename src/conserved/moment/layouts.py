@@ -38,7 +38,7 @@ class Layout:
 
     @staticmethod
     def of(reading: Reading) -> Layout | None:
-        """The layout of a reading; None if it takes single rows, or more than two axes in any direction."""
+        """Return the layout of a reading; None if it takes single rows, or more than two axes in any direction."""
         view = reading.view
         if view.rows is not None:
             return None
@@ -61,7 +61,7 @@ class Layout:
         return Layout(offset, batch, rows, columns)
 
     def count(self, axes: Literal["batch", "rows", "columns"]) -> int:
-        """How many there are."""
+        """Return how many there are."""
         outer, inner = getattr(self, axes)
         return int(outer[0] * inner[0])
 
@@ -80,11 +80,11 @@ class Layout:
         return replace(self, rows=((1, 0), (many // several, several * far)), offset=offset)
 
     def from_first(self) -> Layout:
-        """The same, counted from the first entry."""
+        """Return the same, counted from the first entry."""
         return replace(self, offset=0)
 
     def turned(self) -> Layout:
-        """The transposes of the matrices."""
+        """Return the transposes of the matrices."""
         return replace(self, rows=self.columns, columns=self.rows)
 
     def folded(self, length: int) -> Layout:
@@ -100,7 +100,7 @@ class Layout:
         return replace(self, rows=((1, 0), (size // along, along * stride)), columns=((1, 0), (along, stride)))
 
     def in_pieces(self, length: int) -> tuple[Layout, int]:
-        """The columns in pieces of at most this length, and how many: each member of the batch becomes so many.
+        """Return the columns in pieces of at most this length, and how many: each member of the batch becomes so many.
 
         As they are, if they do not divide into pieces at least half as long, or if there is no axis left for them.
         """
@@ -115,7 +115,7 @@ class Layout:
 
 
 def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:
-    """The same entries in the same order with as few axes as possible."""
+    """Return the same entries in the same order with as few axes as possible."""
     found: list[SizeAndStride] = []
     for size, stride in axes:
         if size == 1:
@@ -180,7 +180,7 @@ class PlainTensors:
         return PlainTensors(tensors[0].device, (*map(attrgetter("dtype"), tensors),), addresses)
 
     def some(self, places: NDArray[np.int64]) -> PlainTensors:
-        """Those with these numbers, in this order."""
+        """Return those with these numbers, in this order."""
         alike = self.types.count(self.types[0]) == len(self.types)
         types = self.types[:1] * len(places) if alike else (*map(self.types.__getitem__, places.tolist()),)
         return PlainTensors(self.device, types, self.addresses[places])

@@ -123,7 +123,7 @@ class _Launch:
 
     @staticmethod
     def of(alike: _Alike, begin: int, count: int) -> _Launch:
-        """A launch for so many entries."""
+        """Return a launch for so many entries."""
         given = count, alike.layout, alike.types, alike.tile
         if alike.outer:
             kernel = triton_backend.outer_products(*given, sizes=alike.sizes)
@@ -146,11 +146,11 @@ class LegProgram:
 
     @staticmethod
     def of(legs: Sequence[tuple[ProgramLeg, Sequence[LegTensors]]]) -> LegProgram:
-        """A program for legs, each of several parameters."""
+        """Return a program for legs, each of several parameters."""
         return _Draft().program(legs)
 
     def run(self, tensors: PlainTensors) -> Float[Tensor, " results"]:
-        """All products of these tensors."""
+        """Return all products of these tensors."""
         numbers = np.append(tensors.addresses, 0)[self.tensors] + self.offsets
         table = sent(numbers, tensors.device)
         results = torch.empty(self.size, device=tensors.device, dtype=torch.float32)
@@ -222,7 +222,7 @@ class _Draft:
 
 
 def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:
-    """The rows that are multiplied: the number of a source, and where they lie in it; and pairs of them."""
+    """Return the rows that are multiplied: the number of a source, and where they lie in it; and pairs of them."""
     recipe, layout = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
     if not isinstance(leg.products, RowProducts):
         return [(source, layout) for source in range(len(leg.types))], recipe.products

@@ -102,13 +102,13 @@ class Plan:
 
     @staticmethod
     def of(symmetries: Sequence[Symmetry], *, kernels: bool = True) -> Plan:
-        """The plan of some symmetries."""
+        """Return the plan of some symmetries."""
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
         return Plan(tuple(symmetries), alike(symmetries), needs, kernels=kernels)
 
     @staticmethod
     def of_matrices(kind: Kind, degrees: Sequence[Degree], shapes: Sequence[Sequence[int]]) -> Plan:
-        """The plan of legs that are (…, n, m) tensors, one symmetry for every place along their leading axes.
+        """Return the plan of legs that are (…, n, m) tensors, one symmetry for every place along their leading axes.
 
         Args:
             kind: the group.
@@ -301,7 +301,7 @@ class Plan:
         return self._of_places([place for place in range(len(self.symmetries)) if place not in known])
 
     def _of_places(self, places: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
-        """The plan of some symmetries, and their places."""
+        """Return the plan of some symmetries, and their places."""
         return Plan.of([self.symmetries[place] for place in places]), tuple(places)
 
     @cached_property

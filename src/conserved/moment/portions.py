@@ -65,7 +65,7 @@ class Use:
 
 @runtime_checkable
 class Batched(Protocol):
-    """What is needed of a plan."""
+    """The part of a `Plan` that reading it in portions needs."""
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]: ...
@@ -101,10 +101,11 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
     stored = reader.stored(names)
     every = [*chain.from_iterable(stored)]
     types = [dtype or torch.float32] * len(plan.batches)
+    # Kernels accumulate in float32 whatever they read. Other types choose the working precision batch by batch.
     if dtype is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), every)):
         by_name = dict(zip(names, stored, strict=True))
         types = [
-            working_dtype((one.dtype for leg in batch.legs for one in by_name[leg.view.parameter]), None)
+            working_dtype((tensor.dtype for leg in batch.legs for tensor in by_name[leg.view.parameter]), None)
             for batch in plan.batches
         ]
     devices = {*map(attrgetter("device"), every)}
@@ -117,6 +118,8 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
             for name, tensors in zip(portion, reader.read(portion), strict=True):
                 made = made or tensors.made
                 reading.add(name, tensors)
+            # Tensors that the reader made (gathered or converted) are read at once, so that one portion at a time is
+            # in memory. Tensors that exist anyway wait for the last portion: one launch then reads all of them.
             if made:
                 reading.run()
         reading.run()
@@ -191,11 +194,11 @@ class Segment:
 
 
 class _Reading:
-    """One reading of all parameters: what was found of each leg."""
+    """One reading of all parameters, with the results of every leg."""
 
     def __init__(self, plan: Batched, wanted: Wanted, types: Sequence[torch.dtype], kernels: bool) -> None:
         self._plan, self._wanted, self._types = plan, wanted, types
-        self._kernels = kernels and all(one == torch.float32 for one in types)
+        self._kernels = kernels and all(dtype == torch.float32 for dtype in types)
         self._waiting: list[_Waiting] = []
         self._portions: list[_Portion] = []
         self._singles: list[_Single] = []
@@ -237,6 +240,7 @@ class _Reading:
         if tensors is not None:
             self._run(waiting, tensors)
             return
+        # Some tensor cannot be read by kernels, or there are several devices: decide for every parameter alone.
         alike: dict[torch.device, list[_Waiting]] = defaultdict(list)
         for name, use, paired in waiting:
             own = triton_backend.readable(paired.tensors)
@@ -252,6 +256,7 @@ class _Reading:
     def _run(self, waiting: Sequence[_Waiting], tensors: PlainTensors) -> None:
         """Read what waits on one device by the program for it."""
         names, _, paired = zip(*waiting, strict=True)
+        # A program depends on layouts and types, not on addresses: it serves every later step of a run.
         keys = (*map(attrgetter("key"), paired),)
         pairs = tuple((key, self._pairs[key]) for key in dict.fromkeys(keys))
         signature = names, keys, pairs, tensors.types, self._wanted
@@ -269,13 +274,15 @@ class _Reading:
         columns: Tensor | None = None
         if paired.bounded:
             columns = abs(degree) * column_bounds([legs[place] for place in paired.bounded], dtype)
-        legs = [one.abs() for one in legs] if self._wanted.absolute else legs
+        legs = [leg_matrix.abs() for leg_matrix in legs] if self._wanted.absolute else legs
         found = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.constants, dtype, self._wanted)
         return _Single(leg, paired.key, found, columns)
 
     def _program(self, waiting: Sequence[_Waiting], types: Sequence[torch.dtype]) -> PortionProgram:
         """One leg of batches that are alike makes a block; of a batch without others, all legs that lie alike do."""
         plan = self._plan
+        # Results of one block are added up or stacked as a whole. Legs of different layers that are alike must stay
+        # apart (a block for each position), those of a single batch are summed anyway (one block for all positions).
         groups = [(group, len(batches)) for group, batches in enumerate(plan.alike) for _ in batches]
         blocks: dict[Hashable, tuple[ProgramLeg, list[LegTensors], list[LegPlace], int]] = {}
         first = 0
@@ -300,49 +307,56 @@ class _Reading:
     def parts(self, devices: torch.device | Sequence[torch.device]) -> tuple[Part, ...]:
         """Everything that was found, put together by segments of batches that are alike and on one device."""
         where = devices if isinstance(devices, torch.device) else (*devices,)
-        made = (*(one.made_by for one in self._portions), *((one.leg, one.key) for one in self._singles), where)
+        # The outline depends on which programs ran and which legs were read alone, so it is kept by both.
+        programs = (portion.made_by for portion in self._portions)
+        made = (*programs, *((single.leg, single.key) for single in self._singles), where)
         segments = self._plan.outlines.get(made)
         if segments is None:
             every = [where] * len(self._plan.batches) if isinstance(where, torch.device) else where
             segments = self._plan.outlines[made] = tuple(self._segments(every))
-        forms_of = [block.forms(one.results) for one in self._portions for block in one.made_by.program.blocks]
+        forms_of = [
+            block.forms(portion.results) for portion in self._portions for block in portion.made_by.program.blocks
+        ]
         return tuple(self._part(segment, forms_of) for segment in segments)
 
     def _segments(self, devices: Sequence[torch.device]) -> Iterator[Segment]:
-        """How results are put together."""
+        """Return how results are put together."""
         plan = self._plan
-        ways: dict[LegPlace, tuple[int, bool]] = {one.leg: (one.key, False) for one in self._singles}
-        where: dict[LegPlace, tuple[int, int]] = {one.leg: (place, 0) for place, one in enumerate(self._singles)}
-        blocks = [block for one in self._portions for block in one.made_by.legs]
-        for place, (legs, key) in enumerate(blocks):
+        # By leg: the key of its pairs and whether kernels computed it; then the block and the row of its result.
+        ways: dict[LegPlace, tuple[int, bool]] = {single.leg: (single.key, False) for single in self._singles}
+        where: dict[LegPlace, tuple[int, int]] = {single.leg: (i, 0) for i, single in enumerate(self._singles)}
+        blocks = [block for portion in self._portions for block in portion.made_by.legs]
+        for index, (legs, key) in enumerate(blocks):
             ways |= dict.fromkeys(legs, (key, True))
-            where |= {leg: (place, row) for row, leg in enumerate(legs)}
-        read = {name: place for place, name in enumerate(plan.uses)}
+            where |= {leg: (index, row) for row, leg in enumerate(legs)}
+        order = {name: index for index, name in enumerate(plan.uses)}
         number = 0
         for batches in plan.alike:
             numbers = range(number, number + len(batches))
             number += len(batches)
             positions = range(len(batches[0].legs))
 
-            def stepped(one: int, positions: range = positions) -> Hashable:
-                return devices[one], tuple(ways[one, position] for position in positions)
+            def way_of(batch: int, positions: range = positions) -> Hashable:
+                return devices[batch], tuple(ways[batch, position] for position in positions)
 
-            for _, some in groupby(numbers, stepped):
-                run = [*some]
-                found: dict[SegmentLeg, None] = {}
+            # Neighbours that were read in the same way become one segment, and one operation for all of them.
+            for _, neighbours in groupby(numbers, way_of):
+                run = [*neighbours]
+                # Legs of a single batch that share a block give equal entries: a dictionary keeps one, in order.
+                segment_legs: dict[SegmentLeg, None] = {}
                 legs_of = plan.batches[run[0]].legs
                 # In the order in which parameters are read: the first key is the one that others are compared with.
-                for position in sorted(positions, key=lambda one: read[legs_of[one].view.parameter]):
+                for position in sorted(positions, key=lambda leg: order[legs_of[leg].view.parameter]):
                     key, by_kernels = ways[run[0], position]
                     degree = plan.symmetries[plan.batches[run[0]].members[0]].legs[position].degree
-                    spans = tuple(_spans([where[one, position] for one in run]))
+                    spans = tuple(_spans([where[batch, position] for batch in run]))
                     if by_kernels and len(batches) == 1:
                         # All legs that lie alike are in one block, and added up.
                         block = spans[0][0]
                         spans = ((block, 0, len(blocks[block][0])),)
-                    found[SegmentLeg(key, degree, by_kernels, spans)] = None
-                members = tuple(place for one in run for place in plan.batches[one].members)
-                yield Segment(members, len(run), tuple(found))
+                    segment_legs[SegmentLeg(key, degree, by_kernels, spans)] = None
+                members = tuple(member for batch in run for member in plan.batches[batch].members)
+                yield Segment(members, len(run), tuple(segment_legs))
 
     def _part(self, segment: Segment, blocks: Sequence[Found]) -> Part:
         """Sums of the legs of some batches that are alike."""
@@ -354,16 +368,17 @@ class _Reading:
                 sums = part.sums[leg.key] = Sums(self._pairs[leg.key], self._wanted.absolute)
             if leg.by_kernels:
                 values, squares = (
-                    [one[:, begin:end] for place, begin, end in leg.spans if (one := blocks[place][kind]) is not None]
+                    [form[:, begin:end] for i, begin, end in leg.spans if (form := blocks[i][kind]) is not None]
                     for kind in (0, 1)
                 )
-                found = _cat(values), _cat(squares) if squares else None
-                sums.add(found, leg.degree, stacked=(1 if several else found[0].shape[1], size))
+                forms_of_leg = _cat(values), _cat(squares) if squares else None
+                # Rows of a block are layers (kept apart) where batches are alike, and legs (added up) otherwise.
+                sums.add(forms_of_leg, leg.degree, stacked=(1 if several else forms_of_leg[0].shape[1], size))
                 continue
-            singles = [self._singles[place] for place, _, _ in leg.spans]
-            values = [one.found[0] for one in singles]
-            squares = [one.found[1] for one in singles if one.found[1] is not None]
-            bounds = [one.columns for one in singles if one.columns is not None]
+            singles = [self._singles[i] for i, _, _ in leg.spans]
+            values = [single.found[0] for single in singles]
+            squares = [single.found[1] for single in singles if single.found[1] is not None]
+            bounds = [single.columns for single in singles if single.columns is not None]
             sums.add((_side_by_side(values, size), _side_by_side(squares, size) if squares else None), leg.degree)
             sums.columns += [_side_by_side(bounds, size)] if bounds else []
         return part
@@ -371,7 +386,7 @@ class _Reading:
 
 def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """Numbers of blocks and rows as segments of rows that follow each other."""
-    for (block, _), some in groupby(enumerate(places), lambda one: (one[1][0], one[1][1] - one[0])):
+    for (block, _), some in groupby(enumerate(places), lambda item: (item[1][0], item[1][1] - item[0])):
         rows = [row for _, (_, row) in some]
         yield block, rows[0], rows[-1] + 1
 
@@ -384,22 +399,22 @@ def _side_by_side(parts: Sequence[Tensor], size: int) -> Tensor:
     """Results of batches of one size; what the members of a batch share is repeated for each."""
     if len(parts) == 1:
         return parts[0]
-    return torch.cat([one.expand(-1, size, *one.shape[2:]) for one in parts], 1)
+    return torch.cat([part.expand(-1, size, *part.shape[2:]) for part in parts], 1)
 
 
 def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
     """Parameters in order, as many at a time as have at most so many entries together; a larger one by itself."""
-    found: list[list[str]] = []
+    portions: list[list[str]] = []
     room = -1
     for name, count in entries.items():
         if count > room:
-            found.append([])
+            portions.append([])
             room = most
-        found[-1].append(name)
+        portions[-1].append(name)
         room -= count
-    return found
+    return portions
 
 
 def reads_together(device: torch.device) -> bool:
-    """Whether layers that are alike are read together on a device: where there are kernels for it."""
+    """Return whether layers that are alike are read together on a device: where there are kernels for it."""
     return triton_backend.available(device)

@@ -138,7 +138,7 @@ class RowIdentities:
         return tuple(dict.fromkeys(leg.view.parameter for batch in self.batches for leg in batch.legs))
 
     def products(self, batch: Batch, number: int) -> tuple[PlacedProduct, ...] | None:
-        """The row products of one leg; None if they cannot be read."""
+        """Return the row products of one leg; None if they cannot be read."""
         layout, products = batch.legs[number].layout, self.symmetries[batch.members[0]].kind.products
         return None if layout is None else _placed(products, layout, batch.degrees[number])
 
@@ -166,7 +166,7 @@ class _Reading:
     """Its programs among those of its launch, a row for each of its batch."""
 
     def as_one(self) -> _Reading:
-        """The same without a batch."""
+        """Return the same without a batch."""
         return replace(self, sums=self.sums.reshape(1, -1), programs=self.programs.reshape(1, -1))
 
 
@@ -190,7 +190,7 @@ class _Sparse:
         self._parts += [(rows + row, columns + column, values) for rows, columns, values in other._parts]
 
     def matrix(self, width: int, device: torch.device) -> Tensor:
-        """The finished matrix."""
+        """Return the finished matrix."""
         rows, columns, values = (np.concatenate(part) for part in zip(*self._parts, strict=True))
         order = np.argsort(rows, kind="stable")
         begins = np.concatenate(([0], np.bincount(rows, minlength=self.height).cumsum()))
@@ -227,7 +227,7 @@ class _Drafting:
         """The same of G alone."""
 
     def program(self, device: torch.device) -> _Program:
-        """The finished program, on the device."""
+        """Return the finished program, on the device."""
         owners = 0
         for batch in self._outline.batches:
             self._add_batch(batch, owners + np.arange(len(batch.members)))
@@ -287,7 +287,7 @@ class _Drafting:
                     self._programs.append((owners, reading, float(degree) ** 2))
 
     def _readings(self, name: str, product: PlacedProduct, shift: float) -> list[_Reading]:
-        """What a product of a parameter and its gradient is read by."""
+        """Return what a product of a parameter and its gradient is read by."""
         layout, entries = product.first, self._entries[name]
         if (
             product.step == 0
@@ -310,7 +310,7 @@ class _Drafting:
         return self._known[key]
 
     def _norm(self, name: str, which: Literal[0, 1]) -> _Reading:
-        """A reading of a parameter or of its gradient alone."""
+        """Return a reading of a parameter or of its gradient alone."""
         entries = self._entries[name]
         rows = gcd(entries, _NORM_ROWS)
         layout = Layout(
@@ -347,7 +347,7 @@ def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedP
 
 
 def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:
-    """The same product in parts that programs go through quickly.
+    """Yield the same product in parts that programs go through quickly.
 
     A sum over all entries has each of them as a row of its own: they are read as rows that are long. Where rows lie
     next to each other, going through all columns would take one program too long: parts have few columns each.

@@ -50,7 +50,7 @@ class Paired:
     key: int = 0
     """Legs of one law are added up where this is equal."""
     bounded: tuple[int, ...] = ()
-    """Sources of which linear laws also need bounds of the sums of absolute values."""
+    """Request bounds of sums of absolute values too, which linear laws need."""
 
 
 @runtime_checkable
@@ -63,7 +63,7 @@ class ParameterTensors(Protocol):
         ...
 
     def paired(self, *, linear: bool, offset: float) -> Paired:
-        """The tensors as a law sees them that is `linear` or not, through a view with an `offset`."""
+        """Return the tensors as a law sees them that is `linear` or not, through a view with an `offset`."""
         ...
 
 
@@ -107,7 +107,7 @@ class _Whole:
     made: bool = True
 
     def paired(self, *, linear: bool, offset: float) -> Paired:
-        """All of it."""
+        """Return all of it."""
         return self.content
 
 

@@ -80,7 +80,7 @@ class TorchBackend(Backend):
     def outer_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
     ) -> Found:
-        """A Bᵀ for every pair of legs; Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
+        """Return a Bᵀ for every pair of legs; Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
         cast = [leg.to(dtype) for leg in legs]
         if len(pairs) == 1 or in_cache(cast[0]):
             values = stack([cast[i] @ cast[j].mT for i, j in pairs])
@@ -122,7 +122,7 @@ def _size(pairs: Sequence[Pair]) -> int:
 
 
 def _slices(legs: Sequence[Tensor], along: int, pairs: Sequence[Pair], dtype: torch.dtype) -> Iterator[list[Tensor]]:
-    """The legs together, a slice at a time, in the working precision."""
+    """Yield the legs together, a slice at a time, in the working precision."""
     first = legs[0]
     length = first.shape[along]
     entries = _size(pairs) if in_cache(first) else _DEVICE_SLICE
@@ -135,7 +135,7 @@ def _slices(legs: Sequence[Tensor], along: int, pairs: Sequence[Pair], dtype: to
 
 
 def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, along: int) -> Found:
-    """Row products and their squares, of which none is ever formed whole."""
+    """Return row products and their squares, slice by slice, without forming a whole product."""
     sums: list[list[Tensor]] = [[] for _ in pairs]
     squares: list[list[Tensor]] = [[] for _ in pairs]
     for here in _slices(legs, along, pairs, dtype):

@@ -36,7 +36,7 @@ TYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether kernels can be compiled for this device; tried once, because that takes a C compiler too."""
+    """Return whether kernels can be compiled for this device; tried once, because that takes a C compiler too."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     ones = torch.ones(16, 16, device=device)
@@ -66,7 +66,7 @@ def readable(tensors: Sequence[Tensor]) -> PlainTensors | None:
 
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
-    """Whether kernels compute these products of legs of n rows that lie so."""
+    """Return whether kernels compute these products of legs of n rows that lie so."""
     if layout is None or isinstance(products, OuterProduct):
         return layout is not None and n <= LARGEST
     assert isinstance(products, RowProducts)
@@ -150,7 +150,7 @@ def row_products(
     pairs: Sequence[Pair] = ((0, 1),),
     sizes: bool = False,
 ) -> KernelCall:
-    """What fills in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
+    """Return what fills in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
 
     Args:
         count: how many entries.

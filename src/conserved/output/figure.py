@@ -28,7 +28,7 @@ class Finding:
 
     @staticmethod
     def rounding(what: str, value: float, limit: float) -> Finding:
-        """A number that should be of the size of rounding.
+        """Return a number that should be of the size of rounding.
 
         Args:
             what: the name of the number.
@@ -42,7 +42,7 @@ class Finding:
 
 
 def in_words(findings: Sequence[Finding]) -> str:
-    """What was found, for those who cannot see it drawn."""
+    """Return what was found, for those who cannot see it drawn."""
     return " ".join(f"{f.what}: {f.value:.3g}, expected {f.expected}." for f in findings)
 
 
@@ -63,7 +63,7 @@ class Table:
 class Figure:
     """Traces and layout with plotly's names for things, a caption, a text for those who cannot see it, and findings.
 
-    Colours of the background and of text are left to whoever shows it, so that light and dark pages both can.
+    Colours of the background and of text are left to the page, so that light and dark pages can show it.
     """
 
     code: str
@@ -82,7 +82,7 @@ class Figure:
 
 
 def positive(values: Sequence[float]) -> list[float | None]:
-    """What has a place on a logarithmic axis; a gap for everything else."""
+    """Return what has a place on a logarithmic axis; a gap for everything else."""
     return [value if value > 0 else None for value in values]
 
 
@@ -108,7 +108,7 @@ def line(
 def band(
     x: Sequence[float], low: Sequence[float], high: Sequence[float], *, name: str, color: str, panel: int = 1
 ) -> dict[str, Any]:
-    """A filled region between two curves: the spread over seeds."""
+    """Return a filled region between two curves: the spread over seeds."""
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     filled = {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},0.18)", "line": {"width": 0}}
     outline = {"x": [*x, *reversed(x)], "y": [*high, *reversed(low)]}
@@ -123,7 +123,7 @@ def _curve(name: str, panel: int, **options: Any) -> dict[str, Any]:
 def panels(
     titles: Sequence[str], *, x: str, y: str, columns: int = 2, log: tuple[bool, bool] = (True, True)
 ) -> dict[str, Any]:
-    """A layout of equal panels, each with its title and axis titles; `log` says which axes are logarithmic."""
+    """Return a layout of equal panels, each with its title and axis titles; `log` says which axes are logarithmic."""
     count = len(titles)
     columns = min(columns, count)
     rows = -(-count // columns)

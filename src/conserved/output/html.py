@@ -33,7 +33,7 @@ def panel(*parts: str) -> str:
 
 
 def paragraph(text: str, *, quiet: bool = False) -> str:
-    """A line of plain text."""
+    """Return a line of plain text."""
     style = "margin:.35em 0;opacity:.75" if quiet else "margin:.35em 0"
     return f'<p style="{style}">{escape(text)}</p>'
 
@@ -44,7 +44,7 @@ def preformatted(text: str) -> str:
 
 
 def badge(verdict: Verdict, words: str = "") -> str:
-    """The verdict as a coloured word, or `words` in its colour, and its sentence."""
+    """Return the verdict as a coloured word, or `words` in its colour, and its sentence."""
     word = f"padding:.1em .5em;border-radius:.3em;color:#fff;font-weight:600;background:{_COLOURS[verdict.status]}"
     return (
         f'<p style="margin:.35em 0"><span style="{word}">{escape((words or verdict.status.value).upper())}</span> '
@@ -73,7 +73,7 @@ def table(
 
 
 def _row(tag: str, contents: Sequence[str], numbers: Sequence[int], wraps: int | None) -> str:
-    """A row; what all cells share is said once, for the row or the table, so that results stay small."""
+    """Return a row; what all cells share is said once, for the row or the table, so that results stay small."""
     cells = []
     for place, content in enumerate(contents):
         style = f"text-align:{'right' if place in numbers else 'left'}"

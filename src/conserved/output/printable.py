@@ -9,7 +9,7 @@ _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""The text with everything that acts instead of showing written as an escape.
+    r"""Return the text with everything that acts instead of showing written as an escape.
 
     Args:
         text: Anything a file or a module called itself.

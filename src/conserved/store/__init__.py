@@ -35,14 +35,14 @@ __all__ = [
 
 
 def opened(sinks: Iterable[Sink | str | Path] | Sink | str | Path) -> tuple[Sink, ...]:
-    """Sinks from the argument `sinks` of a monitor.
+    """Open the sinks of the argument `sinks` of a monitor.
 
     Args:
         sinks: one sink or several; a path stands for the sink its ending names: .jsonl is JSON lines, .db, .sqlite and
             .sqlite3 a run store.
 
     Returns:
-        The sinks, none of which has begun a run yet.
+        The sinks, before `begin` of any of them.
 
     Raises:
         ValueError: a path has another ending.

@@ -94,7 +94,7 @@ class BackgroundSink(Sink):
             try:
                 job()
             except Exception as raised:
-                # A thread has no caller to raise to: whoever owns the sink reads `failure`.
+                # A thread has no caller to raise to: the owner of the sink reads `failure`.
                 problem = raised
             with self._changed:
                 self._busy = False

@@ -83,7 +83,7 @@ class JsonLines(Sink):
 
 
 def lines(path: str | Path) -> list[dict[str, Any]]:
-    """What a file holds; a last line that was not finished is left out."""
+    """Return what a file holds; a last line that was not finished is left out."""
     return _parsed(Path(path), Path(path).read_bytes())
 
 

@@ -49,7 +49,7 @@ class LiveTable(Sink):
             self._console.print(_line(record), markup=False, highlight=False, soft_wrap=True)
 
     def table(self, record: StepRecord) -> Group:
-        """The table shown for one record.
+        """Return the table shown for one record.
 
         Args:
             record: the record of a step.

@@ -77,7 +77,7 @@ class Digest:
 
 
 def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) -> Digest:
-    """The digest of a run at up to `steps` steps, evenly spread, the first and the last among them."""
+    """Return the digest of a run at up to `steps` steps, evenly spread, the first and the last among them."""
     number, started, config = store.select("select id, started, config from run where name = ?", run)[0]
     written = [step for (step,) in store.select("select distinct step from entry where run = ? order by step", number)]
     written = written or store.steps(run)

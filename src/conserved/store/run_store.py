@@ -58,7 +58,7 @@ DETAIL = 250
 """Steps whose rows are kept one by one, in every doubling of the number of steps."""
 
 _FORESEEN = (1_000, 10_000, 100_000)
-"""Lengths of runs for which the size of the store is told in advance."""
+"""Lengths of runs for which the size of the store is stated in advance."""
 
 _LARGE = 1e9
 """Bytes from which on that is a warning."""
@@ -101,7 +101,7 @@ class RunStore:
         self.close()
 
     def check(self) -> bool:
-        """Whether SQLite finds the file sound."""
+        """Return whether SQLite finds the file sound."""
         return self.select("pragma integrity_check") == [("ok",)]
 
     @contextmanager
@@ -133,17 +133,17 @@ class RunStore:
         return [self._text(name, "the name of a run") for (name,) in self.select("select name from run order by id")]
 
     def config(self, run: str) -> dict[str, Any]:
-        """The settings that the run of this name was started with."""
+        """Return the settings that the run of this name was started with."""
         number = self._id(run)
         with undamaged(self.path):
             return dict(json.loads(self.select("select config from run where id = ?", number)[0][0]))
 
     def steps(self, run: str) -> list[int]:
-        """The steps that were written of the run of this name, in order."""
+        """Return the steps that were written of the run of this name, in order."""
         return [step for (step,) in self.select("select step from step where run = ? order by step", self._id(run))]
 
     def entries(self, run: str, *, law: str | None = None, step: int | None = None) -> list[Entry]:
-        """The ledger of a run.
+        """Return the ledger of a run.
 
         Args:
             run: the name of the run.
@@ -207,7 +207,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
-        """The readings of gauges and audits of the run of this name, by step."""
+        """Return the readings of gauges and audits of the run of this name, by step."""
         query = "select step, name, value from reading where run = ? and name not like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
@@ -217,7 +217,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def alarms(self, run: str, *, most: int = -1) -> list[Alarm]:
-        """The alarms of a run, by step.
+        """Return the alarms of a run, by step.
 
         Args:
             run: the name of the run.
@@ -238,11 +238,11 @@ class RunStore:
             ]
 
     def state(self, run: str) -> str:
-        """What the monitor of the run of this name was last doing, in words; empty if it never said."""
+        """Return what the monitor of the run of this name was last doing, in words; empty if it never said."""
         return str(self.documents("state").get(run, {}).get("state", ""))
 
     def reference(self, run: str) -> dict[str, Tensor]:
-        """The laws of the run of this name when watching began, by name of the law."""
+        """Return the laws of the run of this name when watching began, by name of the law."""
         rows = self.select(
             "select name, shape, value from reference join law using (run, number) where run = ?", self._id(run)
         )
@@ -250,12 +250,12 @@ class RunStore:
             return {name: _tensor(value, json.loads(shape)) for name, shape, value in rows}
 
     def documents(self, kind: str) -> dict[str, dict[str, Any]]:
-        """The documents that `store_document` put under a kind, by name, oldest first."""
+        """Return the documents that `store_document` put under a kind, by name, oldest first."""
         with undamaged(self.path):
             return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
 
     def documents_as_text(self, kind: str) -> dict[str, str]:
-        """The documents of a kind as they lie in the file, not yet read as JSON."""
+        """Return the documents of a kind as they lie in the file, not yet read as JSON."""
         if not self.select("select 1 from sqlite_master where name = 'document'"):
             return {}
         rows = self.select("select name, content from document where kind = ? order by written, rowid", kind)

@@ -107,7 +107,7 @@ class StepRecord:
         return f"<StepRecord: step {self.step}, {len(self.laws)} laws, {len(self.alarms)} alarms{skipped}>"
 
     def entries(self, *, above: tuple[str, float] | None = None) -> list[Entry]:
-        """The numbers of every law by name.
+        """Return the numbers of every law by name.
 
         Args:
             above: a field such as "excess" and a limit: only laws whose value is above it, or NaN.
@@ -152,7 +152,7 @@ class StepRecord:
         return averaged(self.laws, self.column("error"), by)
 
     def totals(self) -> dict[str, float]:
-        """The step in a few numbers: drift, the sum of each cause, how near the limit the worst law is."""
+        """Return the step in a few numbers: drift, the sum of each cause, how near the limit the worst law is."""
         if not len(self.laws):
             return {}
         units = torch.tensor([law.units for law in self.laws], dtype=torch.float64)

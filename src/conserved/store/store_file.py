@@ -60,7 +60,7 @@ def undamaged(path: Path) -> Iterator[None]:
 
 
 def connected(path: Path) -> sqlite3.Connection:
-    """A connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be.
+    """Return a connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be.
 
     A monitor opens it on a thread of its own and closes it at the end; one thread uses it at a time.
     """
@@ -71,7 +71,7 @@ def connected(path: Path) -> sqlite3.Connection:
 
 
 def connected_to_write(path: Path) -> sqlite3.Connection:
-    """A write-ahead log lets readers read while a writer writes; a commit outlives the process that made it."""
+    """Return a write-ahead log lets readers read while a writer writes; a commit outlives the process that made it."""
     db = connected(path)
     try:
         with named(path):
@@ -128,7 +128,7 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes a run: a process, told apart from a later one of the same number, and one writer of it."""
+    """The writer of a run: a process, distinguished from a later one of the same number, and one writer in it."""
 
     machine: str = field(default_factory=lambda: _machine())
     process: int = field(default_factory=os.getpid)
@@ -137,7 +137,7 @@ class Writer:
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def elsewhere(self) -> bool:
-        """Whether it is another process, on this machine, that still runs."""
+        """Return whether it is another process, on this machine, that still runs."""
         if self.machine != _machine() or self.process == os.getpid() or sys.platform == "win32":
             return False
         try:

@@ -50,6 +50,6 @@ class Evaluator(Protocol):
 
 
 def evaluator() -> Evaluator:
-    """The one that the package provides."""
+    """Return the one that the package provides."""
     found: Evaluator = provided(SERVICE)
     return found

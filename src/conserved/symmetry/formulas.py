@@ -10,7 +10,7 @@ from conserved.symmetry.view import View
 
 
 def formula(kind: Kind, legs: Iterable[tuple[View, Degree]], *, latex: bool) -> str:
-    """The law of a kind on legs, each a view and its degree."""
+    """Return the law of a kind on legs, each a view and its degree."""
     pieces: list[str] = []
     for view, degree in legs:
         weight = "" if abs(degree) == 1 else f"{abs(degree):g}" + (r"\," if latex else "·")
@@ -21,7 +21,7 @@ def formula(kind: Kind, legs: Iterable[tuple[View, Degree]], *, latex: bool) -> 
 
 
 def _term(kind: Kind, view: View, *, latex: bool) -> str:
-    """The law of one leg."""
+    """Return the law of one leg."""
     products, face = kind.products, view.text(latex=latex)
     if not isinstance(products, RowProducts):
         t, dot = (r"^{\top}", " ") if latex else ("ᵀ", "·")

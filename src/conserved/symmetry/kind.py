@@ -89,7 +89,7 @@ class Kind(ABC):
 
     @abstractmethod
     def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Element:
-        """A random group element.
+        """Return a random group element.
 
         Args:
             n: rows of a leg.
@@ -103,7 +103,7 @@ class Kind(ABC):
 
     @abstractmethod
     def group(self, n: int, m: int) -> str:
-        """The name of the group for legs of this size.
+        """Return the name of the group for legs of this size.
 
         Args:
             n: rows of a leg.
@@ -114,7 +114,7 @@ class Kind(ABC):
         """
 
     def defines(self, method: Callable[..., Any]) -> bool:
-        """Whether this kind overrides an optional method.
+        """Return whether this kind overrides an optional method.
 
         Args:
             method: a method of `Kind`, such as `Kind.inverse`.
@@ -249,7 +249,7 @@ class Kind(ABC):
             raise ValueError(f"{self.title} {rows.format(n)}.")
 
     def numbers(self, n: int, m: int) -> int:
-        """How many conserved numbers the law of one symmetry holds.
+        """Return how many conserved numbers the law of one symmetry holds.
 
         Args:
             n: rows of a leg.
@@ -261,7 +261,7 @@ class Kind(ABC):
         return self.products.numbers(n, m)
 
     def identities(self, n: int, m: int) -> int:
-        """How many scalar gradient identities one symmetry gives.
+        """Return how many scalar gradient identities one symmetry gives.
 
         Args:
             n: rows of a leg.
@@ -273,7 +273,7 @@ class Kind(ABC):
         return self.products.identities(n, m)
 
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
-        """The part of μ(θ, θ) that is not identically zero.
+        """Return the part of μ(θ, θ) that is not identically zero.
 
         Args:
             mu: the whole moment map of θ with itself.
@@ -284,7 +284,7 @@ class Kind(ABC):
         return self.products.law(mu)
 
     def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
-        """The law as a vector without repeated entries.
+        """Return the law as a vector without repeated entries.
 
         Args:
             law: a law as `conserved` gives it; leading axes are batched over.
@@ -295,7 +295,7 @@ class Kind(ABC):
         return self.products.coordinates(law)
 
     def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
-        """The law split into the laws h_i that equation (10) averages over.
+        """Return the law split into the laws h_i that equation (10) averages over.
 
         Args:
             law: a law as `conserved` gives it.

@@ -33,6 +33,6 @@ Pair = tuple[int, int]
 
 
 class LawPairs(tuple[Pair, ...]):
-    """Pairs of which only the part of μ is wanted that laws are made of: it does not care which source is first."""
+    """Request only the symmetric part of μ, which is what laws use."""
 
     __slots__ = ()

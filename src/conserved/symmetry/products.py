@@ -43,7 +43,7 @@ class Products(ABC):
 
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
-        """The shape of μ.
+        """Return the shape of μ.
 
         Args:
             n: rows of a leg.
@@ -55,7 +55,7 @@ class Products(ABC):
 
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
-        """How many conserved numbers the law holds.
+        """Return how many conserved numbers the law holds.
 
         Args:
             n: rows of a leg.
@@ -67,7 +67,7 @@ class Products(ABC):
 
     @abstractmethod
     def summands(self, n: int, m: int) -> int:
-        """How many products of entries one leg adds to one number of the law.
+        """Return how many products of entries one leg adds to one number of the law.
 
         Args:
             n: rows of a leg.
@@ -78,7 +78,7 @@ class Products(ABC):
         """
 
     def identities(self, n: int, m: int) -> int:
-        """How many numbers μ has: each is a gradient identity.
+        """Return how many numbers μ has: each is a gradient identity.
 
         Args:
             n: rows of a leg.
@@ -91,7 +91,7 @@ class Products(ABC):
 
     @abstractmethod
     def law(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
-        """The part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
+        """Return the part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
 
     @abstractmethod
     def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
@@ -103,10 +103,10 @@ class Products(ABC):
 
     @abstractmethod
     def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
-        """The law as a vector without repeated entries; leading axes are batched over."""
+        """Return the law as a vector without repeated entries; leading axes are batched over."""
 
     def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
-        """How often each coordinate occurs among the entries of the law.
+        """Return how often each coordinate occurs among the entries of the law.
 
         Args:
             n: rows of a leg.
@@ -118,7 +118,7 @@ class Products(ABC):
         return torch.ones(self.numbers(n, m))
 
     def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
-        """The entries of a law that are sums of squares: all of them, or the diagonal of a matrix."""
+        """Return the entries of a law that are sums of squares: all of them, or the diagonal of a matrix."""
         return self.coordinates(law)
 
     def reach(self, squares: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
@@ -138,6 +138,16 @@ class RowProducts(Products):
     lifted: bool = False
     """Whether A counts as all ones where it is a point, and as zero where it is a direction, as for translations."""
 
+    def __post_init__(self) -> None:
+        for number in range(self.width):
+            terms = {(term.first, term.second, term.sign) for term in self.into(number)}
+            squares = all(first == second for first, second, _ in terms)
+            if not squares and terms != {(second, first, -sign) for first, second, sign in terms}:
+                raise ValueError(
+                    f"Expected terms of number {number} to be squares of rows or antisymmetric; got {sorted(terms)}. "
+                    "Other generators give identities that are neither laws nor angular momenta."
+                )
+
     @property
     def width(self) -> int:
         """Numbers of a unit."""
@@ -154,7 +164,7 @@ class RowProducts(Products):
         return tuple(k for k in range(self.width) if k not in self.symmetric)
 
     def into(self, number: int) -> tuple[Term, ...]:
-        """The terms that are added to the number of a unit at this place."""
+        """Return the terms that are added to the number of a unit at this place."""
         return tuple(term for term in self.terms if term.number == number)
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from conserved.symmetry.view import View
 def moment_map(
     kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
 ) -> Float[Tensor, "..."]:
-    """The moment map μ(A, B) of legs that are given as matrices.
+    """Return the moment map μ(A, B) of legs that are given as matrices.
 
     Args:
         kind: the group.
@@ -155,7 +155,7 @@ class Symmetry:
         return tuple(dict.fromkeys(leg.view.parameter for leg in self.legs))
 
     def matrices(self, theta: Tensors, dtype: torch.dtype | None = None) -> list[Shaped[Tensor, "_ _"]]:
-        """Every leg of parameters as an n × m matrix, all in one precision.
+        """Return every leg of parameters as an n × m matrix, all in one precision.
 
         Args:
             theta: the parameters by name.
@@ -193,7 +193,7 @@ class Symmetry:
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The moment map μ(A, B).
+        """Return the moment map μ(A, B).
 
         Args:
             a: tensors of A by parameter name: parameters, or a `Direction`.
@@ -279,7 +279,7 @@ class Symmetry:
         return moved
 
     def element(self, *, spread: float = 0.3, generator: torch.Generator | None = None) -> Tensor:
-        """A random group element near the identity.
+        """Return a random group element near the identity.
 
         Args:
             spread: about how far it is from the identity.
@@ -318,7 +318,7 @@ class Symmetry:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Symmetry:
-        """The inverse of `record`.
+        """Return the inverse of `record`.
 
         Args:
             data: a symmetry as plain data.

@@ -20,6 +20,7 @@ A bias that rides along with a weight is a leg of one column: the moment map of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -31,7 +32,7 @@ Pick = int | tuple[int, int] | None
 
 
 def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """The global values of a tensor: a DTensor is gathered, a sparse gradient made dense."""
+    """Return the global values of a tensor: a DTensor is gathered, a sparse gradient made dense."""
     # Asked by attribute: importing the class costs half a second that plain models need not pay.
     if hasattr(tensor, "full_tensor"):
         return tensor.full_tensor()
@@ -77,7 +78,7 @@ class View:
         rows: tuple[int, ...] | None = None,
         offset: float = 0.0,
     ) -> View:
-        """The usual way to write a view: give only the arguments in which it differs from the whole parameter.
+        """Return the usual way to write a view: give only the arguments in which it differs from the whole parameter.
 
         Args:
             parameter: the name of the parameter.
@@ -150,7 +151,7 @@ class View:
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
-        """The steps by which this view is read: batch axes first, then `axes`, then the rest.
+        """Return the steps by which this view is read: batch axes first, then `axes`, then the rest.
 
         Args:
             batch: grid axes that keep their whole extent whatever they pick, so that all heads of a parameter are read
@@ -173,7 +174,7 @@ class View:
         return self.reading().of(tensor)
 
     def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
-        """The n × m matrix that this view sees in a gradient or an update, a tensor of the parameter's shape.
+        """Return the n × m matrix that this view sees in a gradient or an update, a tensor of the parameter's shape.
 
         Args:
             tensor: the gradient or the update.
@@ -184,17 +185,21 @@ class View:
         return self.chosen(self.face(tensor).reshape(-1, self.m))
 
     def of_point(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
-        """The n × m matrix that this view sees in the parameter itself: with the offset added."""
+        """Return the n × m matrix that this view sees in the parameter itself: with the offset added."""
         return self.matrix(tensor) + self.offset if self.offset else self.matrix(tensor)
 
     def chosen(self, matrices: Shaped[Tensor, "*batch faced m"]) -> Shaped[Tensor, "*batch n m"]:
-        """The rows this view keeps of the rows it faces, (…, faced, m); leading axes are batched over."""
+        """Return the rows this view keeps of the rows it faces, (…, faced, m); leading axes are batched over."""
         if self.rows is None:
             return matrices
+        stride = _stride(self.rows)
+        if stride is not None:
+            # A view: laws of convolutions before a flattening read the same weight at hundreds of offsets.
+            return matrices[..., self.rows[0] : self.rows[-1] + 1 : stride, :]
         return matrices.index_select(-2, torch.tensor(self.rows, device=matrices.device))
 
     def written(self, tensor: Float[Tensor, "..."], matrix: Float[Tensor, "n m"]) -> Float[Tensor, "..."]:
-        """A copy of a parameter in which this view sees another matrix.
+        """Return a copy of a parameter in which this view sees another matrix.
 
         Args:
             tensor: the parameter; a DTensor is gathered, and the result distributed as it was.
@@ -226,7 +231,7 @@ class View:
         return bool(columns) and max(columns) < max(self.axes)
 
     def text(self, *, latex: bool = False) -> str:
-        """The parameter and the slice of it that is seen, such as o.weight[:,0:64]; with `latex`, as LaTeX."""
+        """Return the parameter and the slice of it that is seen, such as o.weight[:,0:64]; with `latex`, as LaTeX."""
         window = _window(self.shape, self.grid, self.pick)
         if window is None:
             chosen = (
@@ -302,7 +307,7 @@ class Reading:
         return tensor.permute(self.order)
 
     def matrices(self, tensor: Shaped[Tensor, "..."], constant: float) -> Shaped[Tensor, "batch n m"]:
-        """The matrices that the view sees, one for every place along its batch axes.
+        """Return the matrices that the view sees, one for every place along its batch axes.
 
         Args:
             tensor: a tensor of the parameter's shape.
@@ -314,6 +319,15 @@ class Reading:
         view = self.view
         found = view.chosen(self.of(tensor).reshape(-1, view.faced, view.m))
         return found + constant * view.offset if constant * view.offset else found
+
+
+@lru_cache(maxsize=4096)
+def _stride(rows: tuple[int, ...]) -> int | None:
+    """Return the distance between rows that are equally far apart; None if they are not, or descend."""
+    if len(rows) < 2:
+        return 1 if rows else None
+    stride = rows[1] - rows[0]
+    return stride if stride > 0 and rows == tuple(range(rows[0], rows[-1] + 1, stride)) else None
 
 
 def _typewriter(name: str) -> str:
@@ -334,7 +348,7 @@ def _bounds(chosen: Pick, size: int) -> tuple[int, int]:
 
 
 def _window(shape: tuple[int, ...], grid: tuple[int, ...], pick: tuple[Pick, ...]) -> list[str] | None:
-    """The picked entries as one slice per axis of the stored shape, or None when they are not such slices."""
+    """Return the picked entries as one slice per axis of the stored shape, or None when they are not such slices."""
     pieces = [(extent, chosen) for extent, chosen in zip(grid, pick, strict=True) if extent != 1]
     texts: list[str] = []
     for size in shape:

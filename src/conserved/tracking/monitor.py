@@ -187,9 +187,9 @@ class Monitor(RunResults):
         """The parameters whose laws are watched."""
         self._clock, self._inside, self._computed = time.perf_counter(), 0.0, 0.0
         self._boundary.attempt(STEP, self._listen)
-        self._identities = self._boundary.attempt(
-            IDENTITIES, StepIdentities, self.model, model, self._optimizers, self._boundary
-        )
+        # Half of the budget: the other half is for laws.
+        make = partial(StepIdentities, allowance=partial(_half_of, self._budget))
+        self._identities = self._boundary.attempt(IDENTITIES, make, self.model, model, self._optimizers, self._boundary)
         if laws is None:
             self._wait_for_call()
         else:
@@ -774,6 +774,10 @@ class Monitor(RunResults):
         if self._audits is not None:
             self._audits.expect("the precision of parameters changed")
         self._known.go_on_converted()
+
+
+def _half_of(budget: TimeBudget) -> float:
+    return budget.allowance / 2
 
 
 def _largest_gradient(model: nn.Module) -> float:

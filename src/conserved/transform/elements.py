@@ -53,6 +53,6 @@ def validate_element(symmetry: Symmetry, element: Tensor) -> Tensor:
     element = element.to(torch.complex128 if identity.is_complex() else torch.float64)
     if not bool(torch.isfinite(torch.view_as_real(element) if element.is_complex() else element).all()):
         raise UnmovableError(f"The element for {symmetry.name} has entries that are not finite.")
-    if problem := kind.element_problem(element, symmetry.name):
-        raise UnmovableError(problem)
+    if reason := kind.element_problem(element, symmetry.name):
+        raise UnmovableError(reason)
     return element.to(identity.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities, StepIdentity, TrainingStep
 from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.fingerprints import fingerprints
+from conserved.tracking.identities.gradient_sizes import GradientSizes
 from conserved.tracking.identities.reference_steps import rule_for
 from conserved.tracking.identities.update_rule import UpdateRule
 
@@ -194,3 +196,41 @@ def test_gradients_cleared_through_data_are_not_stale() -> None:
             p.grad.data.zero_()
     assert identities.take_alarms() == ()
     identities.close()
+
+
+class _Costly(StepIdentity):
+    name, question, free = "costly", "Does it take five milliseconds?", False
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if step.thorough:
+            self.asked += 1
+            began = time.thread_time()
+            while time.thread_time() < began + 0.005:
+                pass
+
+
+def test_costly_identities_are_asked_as_often_as_their_allowance_pays_for() -> None:
+    model, costly = _model(), _Costly()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    identities = StepIdentities(model, model, [optimizer], Boundary(strict=True), [costly], allowance=lambda: 0.001)
+    for _ in range(200):
+        identities.before_optimizer(optimizer, closure=False)
+        identities.after_step()
+    # A tenth of a second at the start, then a millisecond a step.
+    assert 20 <= costly.asked <= (0.1 + 0.2) / 0.005 + 1
+
+
+def test_a_gradient_that_is_rounding_in_most_steps_has_no_usual_size() -> None:
+    """Layer drop lets a norm cancel the gradient of a bias in some steps and not in others."""
+    sizes = GradientSizes()
+    names = ["inert", "weight", "other", "head"]
+    for number in range(1, 21):
+        usual = torch.tensor([1e-7, 3.0, 10.0, 5.0]) * (1 + 0.1 * (number % 3))
+        assert not list(sizes._judge(names, usual.double(), number))
+    assert not list(sizes._judge(names, torch.tensor([0.4, 3.0, 10.0, 5.0]).double(), 21))
+    assert [one.tensor for one in sizes._judge(names, torch.tensor([1e-7, 900.0, 10.0, 5.0]).double(), 22)] == [
+        "weight"
+    ]

@@ -27,7 +27,7 @@ from conserved.inference.rules.step import (
     same_value,
     wide,
 )
-from conserved.inference.rules.sums import EPSILON, added, aligned
+from conserved.inference.rules.sums import EPSILON, added, aligned, sum_of
 from conserved.inference.types import FIXED, ZERO, Type
 
 
@@ -252,7 +252,6 @@ FIXING = [
     "huber_loss",
     "kl_div",
     "xlogy",
-    "hypot",
     "exp2",
     "sinc",
     "nan_to_num",
@@ -264,6 +263,12 @@ FIXING = [
     "angle",
 ]
 rule(*FIXING)(fix_all)
+
+
+@rule("hypot", "hypot_")
+def _hypot(s: Step) -> Known:
+    """Return the type of √(x² + y²), which passes on a positive scale that x and y share."""
+    return power(s, sum_of(s, s.arg(0), s.arg(1)), Fraction(1))
 
 
 @rule("view_as_complex")

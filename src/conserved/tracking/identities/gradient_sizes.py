@@ -25,6 +25,9 @@ _SIGMAS = 6.0
 _FACTOR = math.log(100.0)
 """A norm is out of line at 6 σ of its own logarithms, and at least a factor of 100: batches differ by factors of 10."""
 
+_EPSILON = torch.finfo(torch.float32).eps
+"""Rounding of the precision that gradients are computed in, at best."""
+
 _NORMAL = 1.4826
 """σ of normal numbers over their median absolute deviation."""
 
@@ -69,10 +72,14 @@ class GradientSizes(StepIdentity):
         logs = {name: math.log(norm) for name, norm in norms.items() if norm > 0 and math.isfinite(norm)}
         centres = {name: median(past) for name, past in self._history.items() if len(past) >= _LEAST and name in logs}
         common = median([logs[name] - centre for name, centre in centres.items()]) if len(centres) > 2 else 0.0
+        # A gradient that cancels is rounding of the others in most steps, and has no usual size.
+        rounding = math.log(_EPSILON * math.hypot(*(norm for norm in norms.values() if math.isfinite(norm))) or 1e-300)
         out = []
         for name, centre in centres.items():
-            deviation = logs[name] - centre - common
             past = self._history[name]
+            if centre + common < rounding or logs[name] - max(past) < _FACTOR:
+                continue
+            deviation = logs[name] - centre - common
             sigma = _NORMAL * median([abs(value - centre) for value in past])
             if deviation > max(_SIGMAS * sigma, _FACTOR):
                 out.append((deviation, name))

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
@@ -158,7 +158,9 @@ class LoopOrder(StepIdentity):
         gradients = [p.grad for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
         if not gradients or not on_host(gradients[0]) or getattr(optimizer, "grad_scale", None) is not None:
             return
-        norm = float(torch.stack([torch.linalg.vector_norm(local(g)).double() for g in gradients]).norm())
+        if not step.thorough and self._scaler() is None:
+            return
+        norm = float(nn.utils.get_total_norm([local(g) for g in gradients]))
         if not math.isfinite(norm) or norm == 0:
             return
         scaler = self._scaler()

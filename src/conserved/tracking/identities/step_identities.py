@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,14 +38,11 @@ from conserved.tracking.identities.update_rule import UpdateRule
 FORWARD = "passes of identities"
 """The stage that tells identities of forward passes and loaded weights."""
 
-SECONDS = 0.002
-"""Seconds a step that identities may take on a CPU, however short the step is."""
+CREDIT = 0.1
+"""Seconds that identities may take at the start, so that the first steps are looked at in full."""
 
-SHARE = 0.01
-"""Share of the time of the run that they may take besides."""
-
-CREDIT = 0.5
-"""Seconds that they may take at the start, so that the first steps are looked at in full."""
+SECONDS = 0.001
+"""Seconds a step that they may take besides, where no budget is given."""
 
 
 class StepIdentities:
@@ -58,6 +55,8 @@ class StepIdentities:
         optimizers: Sequence[Optimizer],
         boundary: Boundary,
         identities: Sequence[StepIdentity] | None = None,
+        *,
+        allowance: Callable[[], float] = lambda: SECONDS,
     ) -> None:
         self.step = TrainingStep(model=model, called=called, optimizers=list(optimizers))
         self.identities = list(standard_identities() if identities is None else identities)
@@ -67,7 +66,7 @@ class StepIdentities:
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
         self._under_way: dict[int, Optimizer] = {}
         """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
-        self._boundary, self._began = boundary, time.perf_counter()
+        self._boundary, self._allowance, self._earned = boundary, allowance, CREDIT
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
             # Also after a pass that raised, so that what was begun before it ends.
@@ -115,6 +114,7 @@ class StepIdentities:
         """The loop has told the monitor of its step."""
         self._ask("after_step")
         self.step.receive()
+        self._earned += self._allowance()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
         self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
@@ -164,9 +164,7 @@ class StepIdentities:
             self.spoiled = self.spoiled or (identity.spoils and len(self.step.findings) > found)
 
     def _within_budget(self) -> bool:
-        spent = sum(self.seconds[one.name] for one in self.identities if not one.free)
-        run = time.perf_counter() - self._began
-        return spent <= CREDIT + max(SECONDS * self.step.number, SHARE * run)
+        return sum(self.seconds[one.name] for one in self.identities if not one.free) <= self._earned
 
 
 def stage(identity: StepIdentity) -> str:
