@@ -155,9 +155,10 @@ def main() -> None:
             print(
                 f"    rank {alarm['rank']} step {alarm['step']} {alarm['code']}: {alarm['message'][:200]}", flush=True
             )
-    record = {"commit": commit(), "machine": machine(), "steps": STEPS, "configurations": rows}
-    given.out.mkdir(parents=True, exist_ok=True)
-    print(save(given.name, record, given.out))
+        # After every configuration: a table that is stopped keeps what it has.
+        record = {"commit": commit(), "machine": machine(), "steps": STEPS, "configurations": rows}
+        path = save(given.name, record, given.out)
+    print(path)
 
 
 if __name__ == "__main__":
