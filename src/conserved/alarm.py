@@ -102,7 +102,8 @@ class Alarm:
     def text(self) -> str:
         """The message, and which other laws it holds for."""
         others = tuple(name for name in self.laws if name != self.law)
-        if not others:
+        if not others or (self.tensor and others[0] in self.message):
+            # Messages about a step name a few tensors themselves.
             return self.message
         if self.tensor:
             return f"{self.message} The same in {_listed(others)}."

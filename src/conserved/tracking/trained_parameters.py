@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from conserved.alarm import Alarm
@@ -17,7 +18,9 @@ Signature = tuple[Any, ...]
 
 def signature(model: nn.Module) -> Signature:
     """Return which parameters the model has, which of them are trained, and their shapes."""
-    return tuple((id(p), p.requires_grad, p.shape) for p in parts_of(model).parameters)
+    parameters = tuple((id(p), p.requires_grad, p.shape) for p in parts_of(model).parameters)
+    # A batch norm in eval mode does not forget the scale of what it gets.
+    return (*parameters, *((id(m), m.training) for m in model.modules() if isinstance(m, _BatchNorm)))
 
 
 def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Signature, step: int) -> Alarm | None:

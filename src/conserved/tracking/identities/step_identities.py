@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ class StepIdentities:
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
         self._under_way: dict[int, Optimizer] = {}
         """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
+        self._paused = False
         self._boundary, self._allowance, self._earned = boundary, allowance, CREDIT
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
@@ -76,13 +78,13 @@ class StepIdentities:
         self._ask("begin")
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not being_followed():
+        if not being_followed() and not self._paused:
             if torch.is_grad_enabled():
                 self.step.note_inputs(tuple(tensors_in((args, kwargs))))
             self._ask("before_forward", module)
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if not being_followed():
+        if not being_followed() and not self._paused:
             self._ask("after_forward", module, outputs)
 
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:
@@ -98,6 +100,15 @@ class StepIdentities:
                 self._under_way[id(optimizer)] = optimizer
             else:
                 self._ask("with_gradients", optimizer)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it, passes of the model are not those of the loop."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def gradients_ready(self) -> None:
         """Gradients were computed inside the step under way, by a closure that is called once."""

@@ -1,0 +1,95 @@
+"""Draws what a terminal shows of one alarm of each kind: docs/assets/alarm_*.svg.
+
+python docs_build/draw_alarms.py
+
+Each picture is the output of a program of tests/error_programs, run with a default monitor.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+import tempfile
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.text import Text
+from torch.multiprocessing.spawn import start_processes
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "docs" / "assets"
+WIDTH = 100
+sys.path.insert(0, str(ROOT / "tests"))
+
+from error_programs import loops, replicas, settings, updates  # noqa: E402
+from error_programs.case import Program  # noqa: E402
+
+PICTURES: dict[str, Program] = {
+    "loop": loops.no_zero_grad,
+    "update": updates.initialised_again,
+    "precision": settings.autocast_lost,
+    "hardware": updates.flipped_low_bit,
+    "gradient": updates.wrong_backward,
+    "replica": replicas.no_sync,
+}
+"""By kind of alarm, a program that raises one."""
+
+
+def output_of(program: Program, *rank: int) -> str:
+    """Return what a program writes to the terminal with a default monitor."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    logger = logging.getLogger("conserved")
+    logger.addHandler(handler)
+    torch.manual_seed(0)
+    try:
+        with redirect_stderr(written), redirect_stdout(written), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program(True, *rank)
+    finally:
+        logger.removeHandler(handler)
+    return written.getvalue()
+
+
+def _together(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    text = output_of(PICTURES["replica"], rank)
+    dist.barrier()
+    Path(folder, str(rank)).write_text(text)
+    dist.destroy_process_group()
+
+
+def draw(kind: str, text: str) -> Path:
+    """Write a picture of a terminal with this text; the alarm stands out."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    for line in text.splitlines():
+        alarm = re.match(r"steps? \d+", line) is not None
+        console.print(Text(line, style="bold yellow" if alarm else "dim"))
+    path = TARGET / f"alarm_{kind}.svg"
+    drawn = console.export_svg(title=f"an alarm of kind {kind}", unique_id=f"alarm-{kind}")
+    # Readers of the page ask no other server for a font.
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S))
+    return path
+
+
+def main() -> None:
+    """Draw all pictures."""
+    torch.set_num_threads(1)
+    for kind, program in PICTURES.items():
+        if kind == "replica":
+            with tempfile.TemporaryDirectory() as folder:
+                start_processes(_together, args=(folder,), nprocs=2, start_method="spawn")
+                text = Path(folder, "0").read_text()
+        else:
+            text = output_of(program)
+        print(draw(kind, text))
+
+
+if __name__ == "__main__":
+    main()
