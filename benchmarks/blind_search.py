@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from conserved.discovery import discover
-from conserved.discovery.function import Unsuitable
+from conserved.discovery.function import UnsuitableError
 from conserved.laws.independence import rank_of_gradients
 from law_checks import count, subject
 from measure import RESULTS, save
@@ -29,7 +29,7 @@ def program_row(seed: int, inferred: int) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         result = count(subject(build(seed), loss=loss), forms=True)
-    except (Unsuitable, RuntimeError, NotImplementedError) as problem:
+    except (UnsuitableError, RuntimeError, NotImplementedError) as problem:
         return row | {"error": str(problem).splitlines()[0][:120]}
     seconds = time.perf_counter() - start
     return row | {"count": result.count, "searched": result.explained, "seconds": round(seconds, 2)}

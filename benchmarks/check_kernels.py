@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from conserved.checking import Uncheckable, check
+from conserved.checking import UncheckableError, check
 from kernels_of_others import CASES, PACKAGES, PAST, Case
 from measure import RESULTS, save
 
@@ -65,7 +65,7 @@ def run_one(case: Case, dtype: torch.dtype, length: int, device: str, *, compare
         if warm.seconds < 0.5 * case.seconds:
             found = check(fn, *tensors, seconds=case.seconds, **options)
             seconds = found.seconds
-    except Uncheckable as problem:
+    except UncheckableError as problem:
         return row | {"uncheckable": str(problem)}
     except Exception as problem:
         return row | {"error": _short(problem)}

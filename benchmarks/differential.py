@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from conserved.discovery import Unsuitable
+from conserved.discovery import UnsuitableError
 from measure import save
 from random_functions import compared, random_function
 from random_programs import Compared, compare, random_case
@@ -62,7 +62,7 @@ def chunk(job: tuple[str, range]) -> dict[str, Any]:
     for seed in seeds:
         try:
             result = one(what, seed, used)
-        except Unsuitable:
+        except UnsuitableError:
             found["no_program"] += 1
             continue
         found["open"] += result.open

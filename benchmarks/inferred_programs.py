@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from conserved import recognize
-from conserved.discovery.function import Unsuitable
+from conserved.discovery.function import UnsuitableError
 from conserved.discovery.rank import LEAST_GAP
 from law_checks import check, count, drifts, subject, undefined
 from measure import RESULTS, commit, machine
@@ -39,7 +39,7 @@ def counted(seed: int, *, arguments: bool = False) -> dict[str, Any]:
     for attempt in range(3):
         try:
             found = count(prepared, seed=attempt)
-        except (Unsuitable, RuntimeError, NotImplementedError) as problem:
+        except (UnsuitableError, RuntimeError, NotImplementedError) as problem:
             return {"why": str(problem).splitlines()[0][:120], "words": words}
         clear = found.gap >= LEAST_GAP
         if clear and found.rank > best.get("rank", -1):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import Entry, entries
-from conserved.discovery.function import Unsuitable
+from conserved.discovery.function import UnsuitableError
 from conserved.discovery.rank import LEAST_GAP
 from law_checks import Subject, count
 
@@ -40,7 +40,7 @@ def _best(subject: Subject, seeds: int, seconds: float) -> dict[str, Any]:
     for seed in range(seeds):
         try:
             found = count(subject, seed=seed)
-        except (Unsuitable, RuntimeError, NotImplementedError) as problem:
+        except (UnsuitableError, RuntimeError, NotImplementedError) as problem:
             return {"why": str(problem).splitlines()[0][:200]}
         tried.append(found.count)
         clear = found.gap >= LEAST_GAP

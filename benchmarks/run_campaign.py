@@ -2,6 +2,7 @@
 
 python benchmarks/run_campaign.py operators --device cpu --dtypes float32 --modes eager --samples 1
 python benchmarks/run_campaign.py compositions --count 500 --modes inductor --workers 16 --device cuda
+python benchmarks/run_campaign.py optimizers
 
 Targets are shared out over worker processes. A worker that dies or hangs is started again behind the target it was at.
 Every refutation is run again by a script without this library (campaign/confirming.py), programs are made smaller while
@@ -18,17 +19,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
-from campaign import compositions, operators
+from campaign import compositions, operators, optimizers
 from campaign.compositions import Program, shrunk
 from campaign.confirming import confirm, script
 from campaign.target import Target
-from conserved.checking import Uncheckable, check
+from conserved.checking import UncheckableError, check
 from measure import RESULTS, commit, machine, save
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +58,7 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
         # One graph for each shape: beyond dynamo's limit a function runs eagerly, and that is not what is checked.
         torch._dynamo.config.recompile_limit = 256
         result = check(function, *tensors, seconds=seconds)
-    except Uncheckable as problem:
+    except UncheckableError as problem:
         return row | {"status": "uncheckable", "why": str(problem)[:200]}
     except Exception as problem:
         return row | {"status": "error", "why": f"{type(problem).__name__}: {str(problem)[:200]}"}
@@ -176,10 +178,25 @@ def _last_begun(out: Path) -> int:
     return max((line["begin"] for line in lines if "begin" in line), default=-1)
 
 
+def run_optimizers(folder: Path) -> None:
+    """Ask every installed optimizer for the relations of campaign/optimizers.py, and save what differs."""
+    start = time.time()
+    rows = []
+    for target in optimizers.targets():
+        row = optimizers.check_optimizer(target)
+        rows.append(row)
+        print(target.package, target.name, row.get("error") or row["fails"] or "holds", flush=True)
+    counts = Counter("not run" if "error" in row else "differs" if row["fails"] else "holds" for row in rows)
+    print(dict(counts))
+    packages = {row["package"]: version(row["package"]) for row in rows}
+    record = {"commit": commit(), **machine(), "versions": packages, "minutes": (time.time() - start) / 60}
+    print("saved", save("campaign_optimizers", record | {"counts": dict(counts), "rows": rows}, folder))
+
+
 def main() -> None:
     """Parse arguments, run, and save a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", choices=("operators", "compositions"))
+    parser.add_argument("family", choices=("operators", "compositions", "optimizers"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--modes", nargs="+", default=["eager"])
@@ -196,6 +213,9 @@ def main() -> None:
     parser.add_argument("--out", default="")
     parser.add_argument("--deadline", type=float, default=0.0)
     chosen = parser.parse_args()
+    if chosen.family == "optimizers":
+        run_optimizers(chosen.folder)
+        return
     if chosen.share >= 0:
         work(chosen)
         return

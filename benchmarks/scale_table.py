@@ -1,4 +1,4 @@
-"""Teeth, silence and bit flips of audits at the size people train, on models of three makers.
+r"""Teeth, silence and bit flips of audits at the size people train, on models of three makers.
 
     python benchmarks/scale_table.py table --cells llama:125M:bf16,litgpt:125M:autocast --seconds 200 --out $OUT
     python benchmarks/scale_table.py clean --cells llama:2M:bf16:256000 --passes 300 --seconds 100 --out $OUT
@@ -8,6 +8,20 @@
 reference form. `clean`: right passes in eight regimes and seven losses; none may be refuted. `flips`: bits of entries
 of gradients, and of gradients inside the backward pass, by the share of the gradient that they change, with spikes of
 norms beside it. Results are written after every cell, so that a limit on time loses nothing.
+
+On an accelerator, what the tables of `docs/audit.md` still lack is measured by these commands, about ten minutes each.
+litgpt is imported from PYTHONPATH if it is not installed.
+
+    python benchmarks/scale_table.py clean --name _small --passes 640 --compare-every 20 --cell-seconds 45 --cells \
+      llama:2M:bf16:256000,mixtral:2M:bf16,gpt2:40M:autocast,litgpt:40M:bf16,hand:40M:autocast,hand:2M:fp16,\
+      llama:40M:float32,llama:2M:bf16:128000:tied,llama:40M:autocast:151936,mixtral:40M:autocast --out $OUT
+    python benchmarks/scale_table.py clean --name _large --passes 160 --cell-seconds 55 --cells \
+      llama:125M:bf16,llama:125M:autocast,mixtral:125M:bf16,litgpt:125M:fp16,llama:0.5B:bf16,llama:1.4B:autocast \
+      --out $OUT
+    python benchmarks/scale_table.py table --name _all --cells llama:2M:bf16,llama:2M:fp16,llama:125M:float32,\
+      hand:125M:bf16,mixtral:125M:autocast,litgpt:125M:bf16,llama:0.5B:autocast,llama:1.4B:bf16,llama:8B:bf16 --out $OUT
+    python benchmarks/scale_table.py flips --cells llama:125M:bf16,llama:125M:float32,llama:1.4B:bf16 --flips 1000 \
+      --seconds 550 --cell-seconds 180 --out $OUT
 """
 
 from __future__ import annotations

@@ -984,7 +984,7 @@ def metrics() -> str:
         (row["block"], str(row["gradient"]), *(f"{row[kind]} (at most {row[f'{kind}_certified']})" for kind in kinds))
         for row in record["rows"]
     ]
-    head = ("block", "Euclidean", "a number a tensor", "a number an entry", "entropy")
+    head = ("block", "Euclidean", "one number per tensor", "one number per entry", "entropy")
     return f"{table(head, rows)}\n\n{made_on(record)}"
 
 

@@ -43,15 +43,15 @@ ARITY = {
 }
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """The file is not a certificate that means something; the message says why."""
 
 
-class Open(ArithmeticError):
+class OpenError(ArithmeticError):
     """Balls leave a comparison open: more bits may decide it."""
 
 
-class NoArgument(ArithmeticError):
+class NoArgumentError(ArithmeticError):
     """The symbolic argument does not go through."""
 
 
@@ -60,7 +60,7 @@ class NoArgument(ArithmeticError):
 
 def need(condition: object, message: str) -> None:
     if not condition:
-        raise Refused(message)
+        raise RefusedError(message)
 
 
 def integer(value: Any, least: int, most: int, what: str) -> int:
@@ -72,7 +72,7 @@ def real(value: Any, what: str, *, mask: bool = False) -> float:
     try:
         found = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
-        raise Refused(f"{what} is not a hexadecimal floating-point number") from None
+        raise RefusedError(f"{what} is not a hexadecimal floating-point number") from None
     need(math.isfinite(found) or (mask and found == -math.inf), f"{what} is not finite")
     return found
 
@@ -136,9 +136,9 @@ def parsed(data: bytes) -> Any:
         found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=no_constant)
         json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
-        raise Refused("it is nested too deeply") from None
+        raise RefusedError("it is nested too deeply") from None
     except ValueError as problem:
-        raise Refused(f"it is not JSON: {ascii(str(problem))[1:-1][:120]}") from None
+        raise RefusedError(f"it is not JSON: {ascii(str(problem))[1:-1][:120]}") from None
     return found
 
 
@@ -402,13 +402,13 @@ class Balls:
             return 1
         if x < y or (not moving and x <= y):
             return 0
-        raise Open("a kink lies inside the balls")
+        raise OpenError("a kink lies inside the balls")
 
     def order(self, place: int, a: list[Any], moving: bool) -> list[int]:
         found = sorted(range(len(a)), key=lambda i: -float(a[i].mid()))
         for i, j in pairwise(found):
             if not a[i] > a[j] and (moving or not a[i] == a[j]):
-                raise Open("a tie lies inside the balls")
+                raise OpenError("a tie lies inside the balls")
         return found
 
     def two_over_root_pi(self) -> flint.arb:
@@ -769,7 +769,7 @@ class Term:
         if self.top is None or other.top is None:
             number = other.number if self.top is None else self.number
             if number is None or number <= 0:
-                raise NoArgument("−∞ is multiplied")
+                raise NoArgumentError("−∞ is multiplied")
             return self if self.top is None else other
         if not self.top or not other.top:
             return Term(self.algebra, {})
@@ -802,10 +802,10 @@ class Algebra:
             return b if a is ONE else a
         self.left -= len(a) * len(b)
         if self.left < 0:
-            raise NoArgument("too many terms")
+            raise NoArgumentError("too many terms")
         longest = sum(max(map(digits, factor.values()), default=0) for factor in (a, b))
         if longest > MOST_DIGITS:
-            raise NoArgument("too many digits")
+            raise NoArgumentError("too many digits")
         self.room(len(a) * len(b) * (32 + longest))
         found: Polynomial = {}
         for x, p in a.items():
@@ -818,7 +818,7 @@ class Algebra:
     def room(self, words: int) -> None:
         """No argument if so much more memory would be needed now."""
         if self.pending + words > self.words:
-            raise NoArgument("too much memory")
+            raise NoArgumentError("too much memory")
 
     def keep(self, terms: Iterable[Term]) -> None:
         """Count the entries of a node, which stay to the end; products made on the way to them are gone."""
@@ -941,7 +941,7 @@ def argued(contents: Contents, laws: Sequence[Law], x: Input, decided: Mapping[A
                 moves[i] = moves[i] + algebra.number(b) * weight
         ring = Lettered(algebra)
         return 1 not in forward(program, ring, {0: theta, 1: moves}, letters, stopped=True)[program.output]
-    except NoArgument:
+    except NoArgumentError:
         return False
 
 
@@ -984,7 +984,7 @@ def with_bits(bits: int, attempt: Callable[[], Any]) -> Any:
         try:
             if (found := attempt()) is not None:
                 return found
-        except Open:
+        except OpenError:
             pass
         if 2 * bits > MOST_BITS:
             return None
@@ -1061,7 +1061,7 @@ def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
         v = [rng.randint(-3, 3) for _ in range(program.nodes[program.output].shape[0])]
         try:
             field = gradient(program, point(theta), x, v)[0]
-        except Open:
+        except OpenError:
             return False
         for law in laws:
             gradients = [ring.number(e) for e in gradient_of(law, theta)]
@@ -1073,7 +1073,7 @@ def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
 
 
 def verify(record: Any) -> Result:
-    """Check a certificate given as plain data; `Refused` if it is none."""
+    """Check a certificate given as plain data; `RefusedError` if it is none."""
     need(isinstance(record, dict) and record.get("format") == FORMAT, "it is not a certificate")
     version = record.get("version")
     need(
@@ -1146,7 +1146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
         try:
             found = verify(parsed(Path(path).read_bytes()))
-        except (Refused, OSError) as problem:
+        except (RefusedError, OSError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else problem
             sys.stderr.write(f"{shown}: cannot be used: {reason}\n")
             worst = 2

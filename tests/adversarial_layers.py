@@ -128,8 +128,8 @@ def attentions() -> Iterator[tuple[str, Built]]:
 
         def run(m: Any, x: Tensor) -> Tensor:
             h = m.norm(x)
-            found: Tensor = m.layer(h, h, h, need_weights=False)[0]
-            return found
+            result: Tensor = m.layer(h, h, h, need_weights=False)[0]
+            return result
 
         yield f"attention bias={bias} kv={kv} zero={zero} norm={norm}", (Called(run, **parts), (x,))
     crossed = nn.MultiheadAttention(4, 2, kdim=6, vdim=6, batch_first=True)

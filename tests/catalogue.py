@@ -158,7 +158,7 @@ def _transformers() -> list[Entry]:
     import hf_more
     import hf_zoo
 
-    found = []
+    result = []
     for family in hf_zoo.FAMILIES:
 
         def build(family: hf_zoo.Family = family) -> Built:
@@ -166,12 +166,12 @@ def _transformers() -> list[Entry]:
             model = getattr(transformers, family.model)(family.configured(use_cache=False), **options).eval()
             return model, (), _example(family)
 
-        found.append(Entry(name=family.name, source="transformers", build=build, loss=family.loss))
-    found += [
+        result.append(Entry(name=family.name, source="transformers", build=build, loss=family.loss))
+    result += [
         Entry(name=f"{one.name}, transformers", source="transformers", build=one.build, loss=one.loss)
         for one in hf_more.MORE
     ]
-    return found
+    return result
 
 
 def _example(family: Any) -> dict[str, Tensor]:

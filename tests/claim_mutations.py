@@ -17,6 +17,7 @@ from conserved.laws import LawSet
 from conserved_papers.blocks.transformer import SinusoidalPositions
 from conserved_papers.claims import (
     blog,
+    paper_depth,
     paper_experiments,
     paper_framework,
     paper_global,
@@ -149,7 +150,7 @@ FRAMEWORK: dict[str, dict[str, Any]] = {
     "paper.loss.crossentropy": {"loss": "regression"},
     "paper.S5.singular": {"root": 1},
     "paper.open.norm": {"build": lambda: TransformerBlock(Attention(4, 2, rotary=True), FeedForward(4, 3), bias=False)},
-    "paper.open.depth": {"gains": False},
+    "paper.open.depth": {"gains": False, "networks": paper_depth.NETWORKS[:1]},
     "paper.open.stack": {"quantities": lambda theta: paper_framework.stack_invariants(theta)[:6]},
 }
 

@@ -88,9 +88,9 @@ def seen_by(loss: str, output: Any) -> Tensor:
 
 def logits_of(output: Any) -> Tensor:
     """The scores over classes in an output."""
-    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    found = found if isinstance(found, Tensor) else next(tensors_in(output))
-    return found
+    result = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    result = result if isinstance(result, Tensor) else next(tensors_in(output))
+    return result
 
 
 def subject(
@@ -206,9 +206,9 @@ def gradients(subject: Subject, *, seed: int = 3) -> dict[str, Tensor]:
     """The gradient of a random loss at the parameters of a subject, zeros where none arrives."""
     subject.model.zero_grad(set_to_none=True)
     random_objective(subject.seen(), seed).backward()
-    found = {n: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for n, p in _trained(subject).items()}
+    result = {n: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for n, p in _trained(subject).items()}
     subject.model.zero_grad(set_to_none=True)
-    return found
+    return result
 
 
 def _trained(subject: Subject) -> dict[str, Tensor]:
@@ -233,13 +233,13 @@ def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int
     nothing; if there are no others, every residual is NaN.
     """
     chosen = laws.select(lambda symmetry: symmetry.exact == exact)
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for seed in range(inputs if len(chosen) else 0):
         case = subject if seed == 0 else resampled(subject, seed)
         with nullcontext() if exact else without_epsilon(subject.model):
             slopes = gradients(case, seed=3 + seed)
         if not finite(slopes):
-            found = {symmetry.name: found.get(symmetry.name, float("nan")) for symmetry in chosen}
+            result = {symmetry.name: result.get(symmetry.name, float("nan")) for symmetry in chosen}
             continue
         theta = _every(subject)
         weighed = chosen.balance(slopes, theta)
@@ -249,8 +249,8 @@ def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int
             size = float(torch.stack([theta[name].norm() for name in symmetry.parameters]).norm())
             # Gradients that are zero but for rounding have nothing to be relative to.
             silent = scale <= SILENT * pull * max(size, 1.0)
-            found[symmetry.name] = max(0.0 if silent else float(r), found.get(symmetry.name, 0.0), key=_known)
-    return found
+            result[symmetry.name] = max(0.0 if silent else float(r), result.get(symmetry.name, 0.0), key=_known)
+    return result
 
 
 def _known(residual: float) -> float:
@@ -302,7 +302,7 @@ def moved(laws: LawSet, subject: Subject, *, spread: float = 0.3, seed: int = 5)
     with torch.no_grad():
         before = subject.seen()
     size = max(float(before.norm()), 1e-12)
-    found = {}
+    result = {}
     for symmetry in laws:
         # What a padding row holds is looked up, but never trained: a fact about gradients, not about the function.
         if not symmetry.exact or symmetry.family == "inert_padding":
@@ -312,10 +312,10 @@ def moved(laws: LawSet, subject: Subject, *, spread: float = 0.3, seed: int = 5)
             theta = symmetry.act(_every(subject), symmetry.element(spread=reach, generator=generator))
             with torch.no_grad(), subject.at({name: theta[name] for name in symmetry.parameters}):
                 after = subject.seen()
-            found[symmetry.name] = float((after - before).norm()) / size
-            if found[symmetry.name] <= FUNCTION_UNCHANGED:
+            result[symmetry.name] = float((after - before).norm()) / size
+            if result[symmetry.name] <= FUNCTION_UNCHANGED:
                 break
-    return found
+    return result
 
 
 def drifts(laws: LawSet, subject: Subject, rate: float = 1e-8) -> dict[str, float]:
@@ -338,11 +338,11 @@ def drifts(laws: LawSet, subject: Subject, rate: float = 1e-8) -> dict[str, floa
         end = {name: value.clone() for name, value in chosen.values(_every(subject)).items()}
         for name, parameter in _trained(subject).items():
             parameter.data.copy_(former[name])
-    found = {}
+    result = {}
     for name, value in end.items():
         scale = float(start.scales[name].norm()) ** 0.5 + 1e-12
-        found[name] = float((value - start.values[name]).norm()) / (rate * scale * max(pull, 1e-12))
-    return found
+        result[name] = float((value - start.values[name]).norm()) / (rate * scale * max(pull, 1e-12))
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,15 +359,15 @@ class Checked:
     def wrong(self) -> dict[str, str]:
         """Laws that fail, and how."""
         limit = 10 * IDENTITY[torch.float64]
-        found = {name: f"identity {r:.1e}" for name, r in self.exact.items() if not r <= limit}
+        result = {name: f"identity {r:.1e}" for name, r in self.exact.items() if not r <= limit}
         for name, r in self.approximate.items():
             if not r <= max(1e-8, min(1e-2, 1e3 * self.epsilons.get(name, 0.0))):
-                found[name] = f"identity {r:.1e} with ε at 0"
+                result[name] = f"identity {r:.1e} with ε at 0"
         for name, r in self.moves.items():
             if not r <= 10 * FUNCTION_UNCHANGED:
-                before = f"{found[name]}, " if name in found else ""
-                found[name] = f"{before}a finite move changes the output by {r:.1e}"
-        return found
+                before = f"{result[name]}, " if name in result else ""
+                result[name] = f"{before}a finite move changes the output by {r:.1e}"
+        return result
 
     @property
     def worst(self) -> float:

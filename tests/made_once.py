@@ -32,5 +32,5 @@ def made_once(name: str, factory: pytest.TempPathFactory, make: Callable[[Path],
             folder = shared / f"{name}-made"
             folder.mkdir()
             kept.write_bytes(pickle.dumps(make(folder)))
-        found: Made = pickle.loads(kept.read_bytes())
-    return found
+        result: Made = pickle.loads(kept.read_bytes())
+    return result

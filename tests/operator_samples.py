@@ -83,7 +83,7 @@ class Sample(nn.Module):
             self.readers = nn.ParameterList(map(nn.Parameter, readers))
 
     def _operands(self, sample: int) -> list[Tensor]:
-        found = []
+        result = []
         for place, shape in enumerate(self.shapes):
             if self.frame == "mapped":
                 value = (self.given[place][sample] @ self.inside[place]).reshape(shape)
@@ -93,8 +93,8 @@ class Sample(nn.Module):
                 value = self.inside[place]
             if self.noncontiguous and value.ndim:
                 value = value.repeat_interleave(2, -1)[..., ::2]
-            found.append(value)
-        return found
+            result.append(value)
+        return result
 
     def _results(self, operands: list[Tensor]) -> list[Tensor]:
         leaves = tree_flatten(self.call(operands))[0]
@@ -251,7 +251,7 @@ def true_scales(case: Case) -> int:
                     noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
                     parameter.data = value * torch.exp(0.2 * noise) + 1e-3 * noise.abs()
                 outputs = [one for one in tree_flatten(case.program())[0] if one.requires_grad]
-                weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in outputs]
+                weights = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
                 loss = sum((one * weight).sum() for one, weight in zip(outputs, weights, strict=True))
                 assert isinstance(loss, Tensor)
                 found = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -41,9 +41,9 @@ def chosen(files: list[str]) -> list[Path]:
 
 def _part(file: str) -> str:
     """The part of the package, or the module of the tests, that a file belongs to."""
-    found = re.match(r"(?:papers/src/conserved_papers|src/conserved|src|tests)/(\w+)", file)
+    match = re.match(r"(?:papers/src/conserved_papers|src/conserved|src|tests)/(\w+)", file)
     none = ("__init__", "test_", "conftest", "data", "models")
-    return found[1] if found and "/test_" not in file and not found[1].startswith(none) else ""
+    return match[1] if match and "/test_" not in file and not match[1].startswith(none) else ""
 
 
 def _git(*words: str) -> list[str]:

@@ -301,9 +301,9 @@ def traced_case(written: Written) -> Case:
 def compared(written: Written) -> Compared:
     """The four evaluations of the program, and the function itself."""
     case = traced_case(written)
-    found = compare(case)
-    if found.open or found.refused:
-        return found
+    result = compare(case)
+    if result.open or result.refused:
+        return result
     sizes = [value.numel() for value in written.start.values()]
     shapes = [value.shape for value in written.start.values()]
     x, v = case.samples[0]
@@ -319,5 +319,5 @@ def compared(written: Written) -> Compared:
     for name, theirs in (("value", f(case.theta)), ("gradient", slope)):
         scale = 1 + float(theirs.abs().max()) if prod(theirs.shape) else 1.0
         if not torch.allclose(torch.as_tensor(mine[name]), theirs, rtol=1e-7, atol=1e-9 * scale):
-            found.disagreements.append(f"{name}: program {mine[name]}, function {theirs}")
-    return found
+            result.disagreements.append(f"{name}: program {mine[name]}, function {theirs}")
+    return result

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import conserved_verify as second
-from conserved.certificates.arithmetic import Balls, Floats, Undecided, precision
+from conserved.certificates.arithmetic import Balls, Floats, UndecidedError, precision
 from conserved.certificates.differentiate import Sample, bracket, gradient, run
 from conserved.certificates.jets import Jet
-from conserved.certificates.program import UNARY, Malformed, Node, Program
+from conserved.certificates.program import UNARY, MalformedError, Node, Program
 from conserved.certificates.validate import fitting, read_program, well_formed
 
 BITS = 100
@@ -132,9 +132,9 @@ class Maker:
         total = sum(prod(self.nodes[i].shape) for i in inputs)
         low = -1 if self.rng.random() < 0.2 or not total else 0
         places = np.array([self.rng.randrange(low, total) for _ in range(prod(shape))], dtype=np.int64)
-        found = self.put("take", *inputs, shape=shape, places=places)
-        assert found is not None
-        return found
+        result = self.put("take", *inputs, shape=shape, places=places)
+        assert result is not None
+        return result
 
     def grow(self) -> None:
         """One more operator."""
@@ -242,7 +242,7 @@ class Compared:
 
 def compare(case: Case, *, brackets: int = 0) -> Compared:
     """Values and gradients at the first sample, or a bracket of several samples, by all four evaluations."""
-    found = Compared()
+    result = Compared()
     program, theta = case.program, case.theta
     word = case.samples[: brackets + 1]
     twin = second.read_program(program.record())
@@ -250,42 +250,42 @@ def compare(case: Case, *, brackets: int = 0) -> Compared:
     for name, evaluate in {"floats": _floats, "balls": _balls, "second": _second}.items():
         try:
             results[name] = evaluate(program, twin, theta, word)
-        except (Undecided, second.Open):
+        except (UndecidedError, second.OpenError):
             results[name] = "open"
-        except (Malformed, second.Refused):
+        except (MalformedError, second.RefusedError):
             results[name] = "refused"
     if "refused" in results.values():
-        found.refused = True
+        result.refused = True
         if list(results.values()).count("refused") != 3:
-            found.disagreements.append(f"refused by some: { {k: v for k, v in results.items() if v == 'refused'} }")
-        return found
+            result.disagreements.append(f"refused by some: { {k: v for k, v in results.items() if v == 'refused'} }")
+        return result
     if "open" in (results["balls"], results["second"]):
-        found.open = True
+        result.open = True
         if results["balls"] != results["second"]:
-            found.disagreements.append("open for one of the checkers")
-        return found
+            result.disagreements.append("open for one of the checkers")
+        return result
     wanted = _torch(program, theta, word)
     for key, balls in results["balls"].items():
         others = results["second"][key]
         if not all(b.is_finite() for b in balls):
             # Another sample of the word lies outside the domain of an operator: both must say so.
-            found.undefined = True
+            result.undefined = True
             if all(b.is_finite() for b in others):
-                found.disagreements.append(f"{key} is finite for one of the checkers")
+                result.disagreements.append(f"{key} is finite for one of the checkers")
             continue
         scale = 1 + max((abs(float(b.mid())) for b in balls), default=0.0)
         # float64 has 53 bits where balls have BITS, and loses what the balls' radius shows to be lost.
         lost = max((float(b.rad()) for b in balls), default=0.0) * 2.0 ** (BITS - 53) * 64
         for place, (one, other) in enumerate(zip(balls, others, strict=True)):
             if not one.overlaps(other) or not float(one.rad()) < 1e-12 * scale**2:
-                found.disagreements.append(f"{key}[{place}]: ball {one.str(10)}, second checker {other.str(10)}")
+                result.disagreements.append(f"{key}[{place}]: ball {one.str(10)}, second checker {other.str(10)}")
         for name, theirs in {"floats": results["floats"][key], "PyTorch": wanted.get(key)}.items():
             if theirs is None:
                 continue
             middle = np.array([float(b.mid()) for b in balls])
             if not np.allclose(middle, theirs, rtol=1e-7, atol=1e-9 * scale + lost):
-                found.disagreements.append(f"{key}: balls {middle}, {name} {theirs}")
-    return found
+                result.disagreements.append(f"{key}: balls {middle}, {name} {theirs}")
+    return result
 
 
 Word = list[tuple[list[Tensor], Tensor]]

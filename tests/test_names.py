@@ -37,7 +37,7 @@ def test_a_hook_takes_the_model_first_and_catches_a_wrong_gradient() -> None:
         assert hook.last is not None
         assert hook.last.ok
         assert hook.laws is not None
-        with pytest.raises(conserved.GradientsDoNotConserve):
+        with pytest.raises(conserved.GradientsDoNotConserveError):
             step(spoil=True)
     step(spoil=True)
     assert hook.audits == 2, "nothing is audited once the hook is removed"
@@ -45,9 +45,9 @@ def test_a_hook_takes_the_model_first_and_catches_a_wrong_gradient() -> None:
 
 def test_discover_without_counting_gives_the_laws_alone() -> None:
     model, x = FeedForward(3, 4, activation="relu"), torch.zeros(5, 3)
-    found = discover(model, x, count=False)
-    assert isinstance(found, LawSet)
-    assert [s.formula for s in found] == [s.formula for s in discover(model, x).laws]
+    discovery = discover(model, x, count=False)
+    assert isinstance(discovery, LawSet)
+    assert [s.formula for s in discovery] == [s.formula for s in discover(model, x).laws]
 
 
 def test_any_loss_is_regression() -> None:

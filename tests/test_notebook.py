@@ -42,7 +42,7 @@ def words(text: str) -> list[str]:
 def test_every_cell_runs_and_shows_what_is_stored(run: tuple[Any, Any]) -> None:
     stored, again = run
     shown = outputs(again)
-    assert [words(one["text/html"]) for one in shown] == [words(one["text/html"]) for one in outputs(stored)]
+    assert [words(one["text/html"]) for one in shown] == [words(output["text/html"]) for output in outputs(stored)]
     plain = [one["text/plain"].partition(":")[0] for one in shown]
     assert plain == ["<LawSet", "<Audit", "<Audit", "<Discovery", "<EnergyField"]
     assert "VERIFIED" in shown[1]["text/html"]

@@ -109,8 +109,8 @@ def _calling(free: int) -> CodeType:
         "    return calling\n",
         made,
     )
-    found: CodeType = made["around"](*names).__code__
-    return found
+    code_type: CodeType = made["around"](*names).__code__
+    return code_type
 
 
 class _Calls:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         Audit,
         AuditHook,
         Gauge,
-        GradientsDoNotConserve,
+        GradientsDoNotConserveError,
         audit,
         check_eval,
         check_replicas,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conserved.checking import Check, check
     from conserved.discovery import Discovery, discover
     from conserved.inference import recognize, register_operator
-    from conserved.inference.probing import Probe, Uncheckable, probe
+    from conserved.inference.probing import Probe, UncheckableError, probe
     from conserved.laws import Dropped, Law, LawSet, Reference
     from conserved.symmetry import Kind, Leg, Symmetry, View
     from conserved.testing import assert_backward
@@ -40,7 +40,7 @@ __all__ = [
     "Dropped",
     "Evidence",
     "Gauge",
-    "GradientsDoNotConserve",
+    "GradientsDoNotConserveError",
     "Kind",
     "Law",
     "LawSet",
@@ -51,7 +51,7 @@ __all__ = [
     "Reference",
     "Status",
     "Symmetry",
-    "Uncheckable",
+    "UncheckableError",
     "Verdict",
     "View",
     "Witness",
@@ -82,13 +82,14 @@ __all__ = [
 
 _PARTS = {
     "auditing": (
-        "Audit AuditHook Gauge GradientsDoNotConserve audit check_eval check_replicas check_scale check_update gauge"
+        "Audit AuditHook Gauge GradientsDoNotConserveError "
+        "audit check_eval check_replicas check_scale check_update gauge"
     ),
     "certificates": "Certificate certify",
     "checking": "Check check",
     "discovery": "Discovery discover",
     "inference": "recognize register_operator",
-    "inference.probing": "Probe Uncheckable probe",
+    "inference.probing": "Probe UncheckableError probe",
     "laws": "Dropped Law LawSet Reference",
     "symmetry": "Kind Leg Symmetry View",
     "testing": "assert_backward",

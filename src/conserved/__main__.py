@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from conserved.optional import Missing, require
+from conserved.optional import MissingPackageError, require
 
 BAD_USAGE = 2
 
@@ -14,7 +14,7 @@ def main() -> None:
     try:
         for package in ("typer", "rich"):
             require(package, "The command")
-    except Missing as problem:
+    except MissingPackageError as problem:
         sys.stderr.write(f"conserved: {problem}\n")
         sys.exit(BAD_USAGE)
     from conserved import cli

@@ -42,8 +42,8 @@ def loaded_on_demand(package: str, parts: Mapping[str, str]) -> Callable[[str], 
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, inside = homes[name]
-        found = getattr(importlib.import_module(module), inside)
-        setattr(sys.modules[package], name, found)
-        return found
+        result = getattr(importlib.import_module(module), inside)
+        setattr(sys.modules[package], name, result)
+        return result
 
     return find

@@ -21,7 +21,7 @@ EXTRAS = {
 """The requirement that brings an optional package: an extra of this distribution, or of `conserved_papers`."""
 
 
-class Missing(InvalidInputError, ImportError):
+class MissingPackageError(InvalidInputError, ImportError):
     """An optional package is not installed, or cannot be imported; the message says what to do."""
 
 
@@ -29,10 +29,12 @@ def require(package: str, why: str) -> ModuleType:
     """Import an optional package, or raise an error that says why it is needed and what to install."""
     try:
         return importlib.import_module(package)
-    except Missing:
+    except MissingPackageError:
         raise  # The package is there and names what it lacks.
     except ImportError as problem:
         root = package.partition(".")[0]
         requirement = EXTRAS.get(root, root)
         remedy = f"pip install '{requirement}'" if "[" in requirement else f"pip install {requirement}"
-        raise Missing(f"{why} needs {root}, which cannot be imported ({problem}). Install it: {remedy}.") from problem
+        raise MissingPackageError(
+            f"{why} needs {root}, which cannot be imported ({problem}). Install it: {remedy}."
+        ) from problem

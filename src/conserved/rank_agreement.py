@@ -19,6 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from conserved.errors import ConservedError
+
 START = 5.0
 """Seconds to wait for a process that has no monitor so far."""
 
@@ -31,7 +33,7 @@ _POLL = (0.0005, 0.02)
 _SERIAL = itertools.count()
 
 
-class NotTogetherError(RuntimeError):
+class NotTogetherError(ConservedError, RuntimeError):
     """A computation over several processes is not made, because not all of them take part."""
 
 

@@ -104,7 +104,7 @@ def assert_backward(
     Raises:
         AssertionError: a test failed, or (unless `inconclusive`) a wrong factor could have been missed; the message
             says which test, where, and the usual cause.
-        Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.
+        UncheckableError: the function has no gradient to check, or cannot be run twice with the same result.
     """
     __tracebackhide__ = True
     found = check(fn, *tensors, seconds=seconds, **options)

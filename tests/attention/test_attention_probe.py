@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 from conserved import blocks
-from conserved.attention import Unheard, energy_field, low_rank, low_rank_table, probe
+from conserved.attention import NoAttentionError, energy_field, low_rank, low_rank_table, probe
 from conserved.attention.low_rank_heads import directions_needed, truncation_errors
 from conserved.attention.probing import gaussian_keys, shape_of, shuffled_keys
 from conserved.attention.queries_and_keys import Capture, listening
@@ -34,10 +34,10 @@ def inputs(family: Family) -> dict[str, Any]:
 
 
 def heard(model: nn.Module, *args: Any, **kwargs: Any) -> list[Capture]:
-    found: list[Capture] = []
-    with torch.no_grad(), listening(model, found.append):
+    result: list[Capture] = []
+    with torch.no_grad(), listening(model, result.append):
         model(*args, **kwargs)
-    return found
+    return result
 
 
 def weights_entropy(weights: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class TestOthers:
         assert torch.equal(capture.k, k)
 
     def test_a_model_without_attention_says_what_can_be_heard(self) -> None:
-        with pytest.raises(Unheard, match="scaled_dot_product_attention"):
+        with pytest.raises(NoAttentionError, match="scaled_dot_product_attention"):
             probe(nn.Linear(2, 2), torch.randn(3, 2))
 
     def test_a_bias_that_is_no_mask_is_named(self) -> None:

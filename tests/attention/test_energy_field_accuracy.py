@@ -203,13 +203,13 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if any(self.holds(x) for x in tensors):
             name = func.__name__.split(".")[0]
             if name in WAITS or (name == "index" and any(x.dtype == torch.bool for x in tensors[1:])):
                 self.waits.append(name)
-            self.hold(*(x for x in tree_leaves(found) if isinstance(x, Tensor)))
-        return found
+            self.hold(*(x for x in tree_leaves(result) if isinstance(x, Tensor)))
+        return result
 
     def hold(self, *tensors: Tensor) -> None:
         self.held.update({x.untyped_storage().data_ptr(): x for x in tensors if x.numel()})
@@ -227,9 +227,9 @@ class Device(TorchDispatchMode):
         return arrived
 
     def placed(self, device: torch.device, *tensors: Tensor) -> list[Tensor]:
-        found = [x.clone() for x in tensors]
-        self.hold(*found)
-        return found
+        result = [x.clone() for x in tensors]
+        self.hold(*result)
+        return result
 
 
 class TestNothingWaits:

@@ -43,14 +43,14 @@ def backward(model: nn.Module, passes: int = 1) -> nn.Module:
 
 
 def test_a_right_backward_pass_is_verified_and_says_what_it_cannot_see() -> None:
-    found = audit(backward(decoder()), loss="cross_entropy")
-    assert found.ok
-    assert found.verdict == Verdict.VERIFIED
-    assert len(found.rows) == len(recognize(decoder(), loss="cross_entropy"))
-    assert found.worst == max(row.residual for row in found.rows) < 1e-4
-    assert found.failures == ()
-    assert "Identities do not see" in found.summary()
-    assert found.record()["ok"] is True
+    result = audit(backward(decoder()), loss="cross_entropy")
+    assert result.ok
+    assert result.verdict == Verdict.VERIFIED
+    assert len(result.rows) == len(recognize(decoder(), loss="cross_entropy"))
+    assert result.worst == max(row.residual for row in result.rows) < 1e-4
+    assert result.failures == ()
+    assert "Identities do not see" in result.summary()
+    assert result.record()["ok"] is True
 
 
 @pytest.mark.parametrize("spoiled", [1.0, 1.5])
@@ -60,13 +60,13 @@ def test_an_audit_that_is_kept_does_not_keep_gradients(spoiled: float) -> None:
     assert weight.grad is not None
     weight.grad *= spoiled
     alive = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
-    found = audit(model, loss="cross_entropy")
-    assert bool(found.failures) == (spoiled != 1)
+    result = audit(model, loss="cross_entropy")
+    assert bool(result.failures) == (spoiled != 1)
     model.zero_grad(set_to_none=True)
     assert alive
     assert not any(one() is not None for one in alive)
-    assert found.rows
-    assert found.coverage.parameters
+    assert result.rows
+    assert result.coverage.parameters
 
 
 @pytest.mark.parametrize("case", LAWFUL, ids=ids)
@@ -125,18 +125,18 @@ def _column(code: str, degree: float, left: Tensor, right: Tensor, column: int) 
 def test_rows_come_worst_first_and_name_tensors_head_and_cause() -> None:
     model = backward(decoder())
     model.layers[1].attention.k.weight.grad[:8] *= 2  # type: ignore[index, union-attr]
-    found = audit(model, loss="cross_entropy")
-    assert not found.ok
-    assert found.verdict == Verdict.REFUTED
-    worst = found.rows[0]
+    result = audit(model, loss="cross_entropy")
+    assert not result.ok
+    assert result.verdict == Verdict.REFUTED
+    worst = result.rows[0]
     assert worst.name == "layers.1.attention.query_key[0]"
     assert worst.part == "0"
     assert worst.parameters == ("layers.1.attention.q.weight", "layers.1.attention.k.weight")
     assert "k.weight times 0.5" in worst.suggests[0]
     assert "dQ and dK" in worst.suggests[1]
-    assert found["layers.1.attention.query_key[1]"].ok
-    assert found.rows[0].residual == found.worst
-    assert "layers.1.attention.query_key[0]" in found.summary()
+    assert result["layers.1.attention.query_key[1]"].ok
+    assert result.rows[0].residual == result.worst
+    assert "layers.1.attention.query_key[0]" in result.summary()
 
 
 @pytest.mark.parametrize("width", [32, 512])
@@ -145,8 +145,8 @@ def test_a_wrong_gradient_shows_at_any_width(width: int) -> None:
     model = blocks.Attention(width, 4, rotary=True)
     model(torch.randn(24, width)).sin().mean().backward()
     model.k.weight.grad = torch.zeros_like(model.k.weight)
-    found = audit(model)
-    assert all(found[f"query_key[{head}]"].residual > 0.4 for head in range(4))
+    result = audit(model)
+    assert all(result[f"query_key[{head}]"].residual > 0.4 for head in range(4))
 
 
 def test_both_parts_of_a_rotary_identity_are_audited() -> None:
@@ -175,12 +175,12 @@ def test_scaled_gradients_pass() -> None:
 def test_a_missing_gradient_is_a_finding() -> None:
     model = backward(decoder())
     model.layers[0].feedforward.gate.weight.grad = None  # type: ignore[index, union-attr]
-    found = audit(model, loss="cross_entropy")
-    assert not found.ok
-    assert [(item.parameter, item.trouble) for item in found.findings] == [
+    result = audit(model, loss="cross_entropy")
+    assert not result.ok
+    assert [(item.parameter, item.trouble) for item in result.findings] == [
         ("layers.0.feedforward.gate.weight", "missing")
     ]
-    assert "layers.0.feedforward.gate.weight is trainable and has no gradient" in found.summary()
+    assert "layers.0.feedforward.gate.weight is trainable and has no gradient" in result.summary()
 
 
 def test_a_missing_gradient_that_breaks_nothing_else_leaves_the_verdict_open_and_can_be_excused() -> None:
@@ -188,10 +188,10 @@ def test_a_missing_gradient_that_breaks_nothing_else_leaves_the_verdict_open_and
     x = torch.randn(5, 4)
     laws = recognize(lambda: (model["used"](x).sin() + model["unused"](x)).sin().mean(), model)
     model["used"](x).sin().mean().backward()
-    found = audit(model, laws)
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert not found.ok
-    assert "name them in unused=" in found.summary()
+    result = audit(model, laws)
+    assert result.verdict == Verdict.INCONCLUSIVE
+    assert not result.ok
+    assert "name them in unused=" in result.summary()
     assert audit(model, laws, unused=["unused.*"]).ok
 
 
@@ -203,11 +203,11 @@ def test_no_gradient_at_all_asks_for_a_backward_pass() -> None:
 def test_not_a_number_is_refuted_and_named() -> None:
     model = backward(decoder())
     model.layers[0].attention.q.weight.grad[0, 0] = float("nan")  # type: ignore[index, union-attr]
-    found = audit(model)
-    assert found.verdict == Verdict.REFUTED
-    assert "not finite" in found.verdict.message
-    assert "layers.0.attention.q.weight" in found.summary()
-    assert not found["layers.0.attention.query_key[0]"].ok
+    result = audit(model)
+    assert result.verdict == Verdict.REFUTED
+    assert "not finite" in result.verdict.message
+    assert "layers.0.attention.q.weight" in result.summary()
+    assert not result["layers.0.attention.query_key[0]"].ok
 
 
 def test_an_infinite_gradient_of_a_parameter_without_laws_is_found() -> None:
@@ -230,8 +230,8 @@ def test_sparse_gradients_are_audited_as_dense_ones() -> None:
 def test_zero_gradients_are_noted_and_if_all_are_zero_nothing_is_said() -> None:
     model = backward(decoder())
     model.layers[0].feedforward.gate.weight.grad.zero_()  # type: ignore[index, union-attr]
-    found = audit(model)
-    assert [item.trouble for item in found.findings] == ["zero"]
+    result = audit(model)
+    assert [item.trouble for item in result.findings] == ["zero"]
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad.zero_()
@@ -245,29 +245,29 @@ def test_frozen_parameters_take_their_laws_along_also_when_frozen_after_recognit
     model = decoder()
     laws = recognize(model)
     model.layers[0].attention.k.weight.requires_grad_(False)  # type: ignore[index, union-attr]
-    found = audit(backward(model), laws)
-    assert found.ok
-    assert not [row for row in found.rows if "layers.0.attention.query_key" in row.name]
-    assert [row for row in found.rows if "layers.1.attention.query_key" in row.name]
-    assert found.findings == ()
+    result = audit(backward(model), laws)
+    assert result.ok
+    assert not [row for row in result.rows if "layers.0.attention.query_key" in row.name]
+    assert [row for row in result.rows if "layers.1.attention.query_key" in row.name]
+    assert result.findings == ()
 
 
 def test_a_model_without_laws_is_not_called_right() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
     model(torch.randn(5, 3)).square().mean().backward()
-    found = audit(model)
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert not found.ok
-    assert "No law is known" in found.summary()
+    result = audit(model)
+    assert result.verdict == Verdict.INCONCLUSIVE
+    assert not result.ok
+    assert "No law is known" in result.summary()
 
 
 def test_parameters_that_moved_after_the_gradient_are_recognised_as_such() -> None:
     model = backward(decoder())
     torch.optim.SGD(model.parameters(), lr=0.05).step()
-    found = audit(model, loss="cross_entropy")
-    assert not found.ok
-    assert found.moved == pytest.approx(0.05, rel=0.02)
-    assert "Audit before optimizer.step()" in found.verdict.message
+    result = audit(model, loss="cross_entropy")
+    assert not result.ok
+    assert result.moved == pytest.approx(0.05, rel=0.02)
+    assert "Audit before optimizer.step()" in result.verdict.message
 
 
 def test_a_wrong_gradient_is_not_taken_for_a_step() -> None:
@@ -279,9 +279,9 @@ def test_a_wrong_gradient_is_not_taken_for_a_step() -> None:
 def test_an_adam_step_is_seen_but_not_called_gradient_descent() -> None:
     model = backward(decoder())
     torch.optim.Adam(model.parameters(), lr=0.01).step()
-    found = audit(model)
-    assert not found.ok
-    assert found.moved is None
+    result = audit(model)
+    assert not result.ok
+    assert result.moved is None
 
 
 @pytest.mark.parametrize(("given", "limit"), [(None, 1e-4), (torch.float64, 1e-11), (torch.bfloat16, 2e-2)])
@@ -289,9 +289,9 @@ def test_precision_sets_the_tolerance(given: torch.dtype | None, limit: float) -
     """Unless it is given, float64 is held to float32: libraries compute norms and softmax in that."""
     model = blocks.Attention(32, 4).double()
     model(torch.randn(24, 32, dtype=torch.float64)).sin().mean().backward()
-    found = audit(model, precision=given)
-    assert found.ok
-    assert all(limit < row.tolerance < 1.5 * limit for row in found.rows)
+    result = audit(model, precision=given)
+    assert result.ok
+    assert all(limit < row.tolerance < 1.5 * limit for row in result.rows)
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["whole", "clipped"])
@@ -306,10 +306,10 @@ def test_autocast_is_read_off_the_bits_of_the_gradients(half: torch.dtype, passe
         loss.backward()
     if clip:
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    found = audit(model, loss="cross_entropy")
-    assert found.known == "bits"
-    assert found.precision in (torch.bfloat16, torch.float16)
-    assert found.ok
+    result = audit(model, loss="cross_entropy")
+    assert result.known == "bits"
+    assert result.precision in (torch.bfloat16, torch.float16)
+    assert result.ok
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["whole", "clipped"])
@@ -366,11 +366,11 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
 
 
 def test_the_parameters_and_modules_that_nothing_tests_are_listed_with_the_badge() -> None:
-    found = audit(backward(decoder()))
-    said = rf"verified, {found.coverage.percent} of parameters \(\d+ % of directions\), errors above 0\.\d+ %"
-    assert re.fullmatch(said, found.badge)
-    assert found.coverage.parameters == 1
-    assert all(name.endswith("feedforward") for name in found.coverage.untested_modules)
+    result = audit(backward(decoder()))
+    said = rf"verified, {result.coverage.percent} of parameters \(\d+ % of directions\), errors above 0\.\d+ %"
+    assert re.fullmatch(said, result.badge)
+    assert result.coverage.parameters == 1
+    assert all(name.endswith("feedforward") for name in result.coverage.untested_modules)
     half = audit(backward(decoder()), laws=recognize(decoder()).select(lambda s: s.family == "gated_neurons"))
     assert 0 < half.coverage.parameters < 1
     assert "embedding.weight" in half.coverage.untested
@@ -406,21 +406,21 @@ def test_what_epsilon_leaves_is_measured_head_by_head() -> None:
     tokens = torch.randint(32, (2, 6))
     with gauge(model) as watched:
         model(tokens, labels=tokens).loss.backward()
-    found = audit(model, recognize(model, tokens), gauge=watched)
-    heads = [row for row in found.rows if "query" in row.family]
+    result = audit(model, recognize(model, tokens), gauge=watched)
+    heads = [row for row in result.rows if "query" in row.family]
     assert len(heads) == 6, "four heads of queries and two of keys have a scale each"
     assert max(row.residual for row in heads) < 1e-6, "norms run in float32 here"
-    assert found.verdict == Verdict.VERIFIED, found
+    assert result.verdict == Verdict.VERIFIED, result
 
 
 def test_a_scale_that_a_norm_forgets_up_to_epsilon_is_left_open_when_it_is_off_and_never_green() -> None:
     tiny = decoder()
     with torch.no_grad():
         tiny.embedding.weight.mul_(1e-3)  # type: ignore[union-attr, operator]
-    found = audit(backward(tiny), loss="cross_entropy")
-    assert found["stream_scale"].residual > found["stream_scale"].tolerance
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert found.failures == ()
+    result = audit(backward(tiny), loss="cross_entropy")
+    assert result["stream_scale"].residual > result["stream_scale"].tolerance
+    assert result.verdict == Verdict.INCONCLUSIVE
+    assert result.failures == ()
     usual = backward(decoder())
     usual.embedding.weight.grad *= 3  # type: ignore[union-attr, operator]
     spoiled = audit(usual)
@@ -465,7 +465,7 @@ def test_a_hook_audits_every_so_many_steps_and_raises_before_anything_moves() ->
     loss_of(model).backward()
     model.layers[0].attention.v.weight.grad *= 2  # type: ignore[index, union-attr]
     before = model.head.weight.detach().clone()  # type: ignore[union-attr, operator]
-    with pytest.raises(conserved.GradientsDoNotConserve, match="value_output") as raised:
+    with pytest.raises(conserved.GradientsDoNotConserveError, match="value_output") as raised:
         optimizer.step()
     assert not raised.value.audit.ok
     assert torch.equal(model.head.weight, before)  # type: ignore[union-attr, arg-type]
@@ -536,8 +536,8 @@ def test_a_lost_gradient_is_refuted_however_small_it_would_have_been() -> None:
         model.k.weight.mul_(1e-5)
     model(torch.randn(24, 16)).sin().mean().backward()
     model.k.weight.grad = torch.zeros_like(model.k.weight)
-    found = audit(model)
-    assert {row.name for row in found.failures} == {"query_key[0]", "query_key[1]"}
+    result = audit(model)
+    assert {row.name for row in result.failures} == {"query_key[0]", "query_key[1]"}
 
 
 def _without_gradient(model: Any) -> None:
@@ -594,8 +594,8 @@ def test_what_is_kept_of_a_model_is_not_used_once_it_has_changed(change: str, gi
         for _ in range(2):
             assert audit(model, laws if given else None).ok
         CHANGES[change](model)
-        found = audit(model, laws if given else None)
+        result = audit(model, laws if given else None)
         kept = live.kept_with(model)
         kept.walk = kept.audited = None
         afresh = audit(model, replace(laws) if given else None)
-    assert found.record() == afresh.record()
+    assert result.record() == afresh.record()

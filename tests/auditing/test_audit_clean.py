@@ -55,7 +55,7 @@ HABITS = [
 
 CASES = {
     "blocks": zoo.LAWFUL,
-    "torch layers": [one for one in TORCH_CASES if one.conserved],
+    "torch layers": [case for case in TORCH_CASES if case.conserved],
     "modules built as timm builds them": TIMM_CASES,
 }
 
@@ -70,8 +70,8 @@ def alarms(model: nn.Module, laws: LawSet, losses: list[Callable[[], Tensor]], h
     scaler.unscale_(torch.optim.SGD(model.parameters()))
     if habit.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), habit.clip)
-    found = audit(model, laws, precision=habit.autocast if habit.told else None, accumulated=habit.passes)
-    return [f"{row.name}: {row.residual:.2g} > {row.tolerance:.2g}" for row in found.failures]
+    result = audit(model, laws, precision=habit.autocast if habit.told else None, accumulated=habit.passes)
+    return [f"{row.name}: {row.residual:.2g} > {row.tolerance:.2g}" for row in result.failures]
 
 
 @contextmanager

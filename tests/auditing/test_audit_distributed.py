@@ -46,11 +46,11 @@ def agree(values: list[float]) -> None:
 def data_parallel(rank: int, folder: Path) -> None:
     model = DistributedDataParallel(block())
     model(data(rank)).sin().mean().backward()
-    found = audit(model)
-    assert found.ok, found.summary()
-    assert len(found.rows) == len(recognize(block()))
+    result = audit(model)
+    assert result.ok, result.summary()
+    assert len(result.rows) == len(recognize(block()))
     assert conserved.check_replicas(model).ok
-    agree([row.residual for row in found.rows])
+    agree([row.residual for row in result.rows])
 
 
 def missing_all_reduce(rank: int, folder: Path) -> None:
@@ -86,11 +86,11 @@ def fully_sharded(rank: int, folder: Path) -> None:
     fully_shard(model, mesh=mesh)
     model(data(rank)).sin().mean().backward()
     assert all(isinstance(p.grad, DTensor) for p in model.parameters())
-    found = audit(model)
-    assert found.ok, found.summary()
-    assert found.ranks == WORLD
-    assert len(found.rows) == len(recognize(plain))
-    agree([row.residual for row in found.rows])
+    result = audit(model)
+    assert result.ok, result.summary()
+    assert result.ranks == WORLD
+    assert len(result.rows) == len(recognize(plain))
+    agree([row.residual for row in result.rows])
     # A defect in the shard of one process is seen by all of them.
     weight: Any = model.attention.k.weight  # type: ignore[union-attr]
     if rank == 1:
@@ -123,20 +123,20 @@ def tensor_parallel(rank: int, folder: Path, *, reduced: bool = True) -> None:
         # What a norm outside the framework leaves: this process's part, labelled as if it were everything.
         whole = whole * (0.3 if rank else 0.7)
     model[0].weight.grad = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
-    found = audit(model, laws)
-    assert found.ranks == WORLD
-    assert found["gain"].ok is reduced, found.summary()
-    assert found["1.gated_neurons"].ok
+    result = audit(model, laws)
+    assert result.ranks == WORLD
+    assert result["gain"].ok is reduced, result.summary()
+    assert result["1.gated_neurons"].ok
     assert conserved.check_replicas(model).ok is reduced
-    agree([row.residual for row in found.rows])
+    agree([row.residual for row in result.rows])
     # Each process's own half of the neurons would satisfy the identity of the neurons but not that of the gain.
     assert model[1].up.weight.placements == (Shard(0),)  # type: ignore[union-attr]
 
 
 def _chain_laws(model: nn.Module) -> conserved.LawSet:
     """The neurons' law, and the gain against the columns that read it."""
-    found = recognize(block())
-    known = [s for s in found if s.name in ("norm2.gain", "feedforward.gated_neurons")]
+    laws = recognize(block())
+    known = [s for s in laws if s.name in ("norm2.gain", "feedforward.gated_neurons")]
     text = [s.record() for s in known]
     for item in text:
         item["block"] = "1" if item["family"] == "gated_neurons" else ""
@@ -159,9 +159,9 @@ def low_rank_factor_not_reduced(rank: int, folder: Path) -> None:
         assert parameter.grad is not None
         if parameter is not model.up.weight:
             dist.all_reduce(parameter.grad)
-    found = audit(model)
-    assert not found.ok
-    assert found.failures[0].family == "linear_pair"
+    result = audit(model)
+    assert not result.ok
+    assert result.failures[0].family == "linear_pair"
     disagreeing = [row.name for row in conserved.check_replicas(model).rows if row.spread > 0]
     assert disagreeing == ["up.weight"]
 

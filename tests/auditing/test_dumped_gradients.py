@@ -42,8 +42,8 @@ class Wrapped(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.module(x)
-        return found
+        result: Tensor = self.module(x)
+        return result
 
 
 def trained(tmp_path: Path, *, factor: float = 1.0) -> nn.Module:

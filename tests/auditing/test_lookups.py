@@ -54,8 +54,8 @@ def test_a_padding_row_that_is_not_zero_and_occurs_refutes_nothing(family: str) 
     assert laws.numbers < recognize(model_of(family, 0.0), loss="cross_entropy").numbers
     assert laws.verify(lambda: loss_of(model)).status is not Status.REFUTED
     loss_of(model).backward()
-    found = audit(model, laws)
-    assert found.failures == ()
+    result = audit(model, laws)
+    assert result.failures == ()
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -67,9 +67,9 @@ def test_laws_kept_from_when_the_row_was_zero_are_let_go_by_an_audit(family: str
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     loss_of(model).backward()
-    found = audit(model, laws)
-    assert found.failures == ()
-    assert {item.name for item in found.dropped} > fresh
+    result = audit(model, laws)
+    assert result.failures == ()
+    assert {item.name for item in result.dropped} > fresh
 
 
 class Looked(nn.Module):
@@ -101,9 +101,9 @@ def test_only_tables_with_the_gradient_of_the_loss_keep_their_laws(options: dict
     assert laws.numbers == numbers
     tokens = torch.tensor([[2, 2, 5, 6], [0, 2, 2, 1]])
     model(tokens).square().mean().backward()
-    found = audit(model)
-    assert found.failures == ()
-    assert found.ok == (numbers > 0)
+    result = audit(model)
+    assert result.failures == ()
+    assert result.ok == (numbers > 0)
 
 
 def test_a_table_whose_padding_row_was_written_to_loses_its_law() -> None:

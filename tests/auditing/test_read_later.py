@@ -97,11 +97,11 @@ def test_it_is_judged_when_it_is_read_and_only_then(monkeypatch: pytest.MonkeyPa
     model = trained()
     laws = recognize(model)
     read.clear()
-    found = audit(model, laws, wait=False)
-    assert found.ready
+    result = audit(model, laws, wait=False)
+    assert result.ready
     assert not read
-    assert found.ok
-    assert "VERIFIED" in str(found)
+    assert result.ok
+    assert "VERIFIED" in str(result)
     assert len(read) == 1
     assert audit(model, laws).ok
     assert len(read) == 2
@@ -109,20 +109,20 @@ def test_it_is_judged_when_it_is_read_and_only_then(monkeypatch: pytest.MonkeyPa
 
 def test_a_step_of_the_optimizer_in_between_does_not_make_gradients_stale() -> None:
     model = trained()
-    found = audit(model, wait=False)
+    result = audit(model, wait=False)
     torch.optim.SGD(model.parameters(), lr=0.5).step()
-    assert found.conclusive
+    assert result.conclusive
     assert audit(model).failures, "these are out of date"
 
 
 def test_it_does_not_keep_gradients() -> None:
     model = trained()
     alive = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
-    found = audit(model, wait=False)
+    result = audit(model, wait=False)
     model.zero_grad(set_to_none=True)
     assert alive
     assert not any(one() is not None for one in alive)
-    assert found.conclusive
+    assert result.conclusive
 
 
 def test_a_failure_names_law_and_usual_causes_but_no_factor() -> None:

@@ -161,10 +161,10 @@ def test_a_factor_on_all_gradients_is_seen_by_the_loss() -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad *= 2
-    found = audit(model, closure=closure, reference=True)
-    assert found.scale is not None
-    assert found.scale.factor == pytest.approx(2, abs=1e-3)
-    assert "times the derivative of the loss" in found.verdict.message
+    result = audit(model, closure=closure, reference=True)
+    assert result.scale is not None
+    assert result.scale.factor == pytest.approx(2, abs=1e-3)
+    assert "times the derivative of the loss" in result.verdict.message
 
 
 def train(*, flip: int = 0, repair: bool = False) -> tuple[Monitor, dict[str, Tensor], nn.Module]:

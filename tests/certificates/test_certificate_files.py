@@ -15,7 +15,7 @@ from torch import nn
 import conserved
 from conserved import Certificate, Verdict
 from conserved.blocks import FeedForward, MixtureOfExperts
-from conserved.certificates import Malformed
+from conserved.certificates import MalformedError
 from conserved.certificates.contents import digest
 from test_cli import run
 
@@ -59,7 +59,7 @@ def changed(record: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
 def fails(record: dict[str, Any]) -> bool:
     try:
         return not Certificate.of(record).check().holds
-    except Malformed:
+    except MalformedError:
         return True
 
 
@@ -147,12 +147,12 @@ class TestMalformed:
         ids=["format", "version", "unknown field", "NaN", "length", "operator", "word", "bits", "claim"],
     )
     def test_it_says_where(self, record: dict[str, Any], change: dict[str, Any], says: str) -> None:
-        with pytest.raises(Malformed, match=says):
+        with pytest.raises(MalformedError, match=says):
             Certificate.of(record | change)
 
     def test_a_huge_tensor_is_refused_before_it_is_made(self, record: dict[str, Any]) -> None:
         nodes = [{"op": "input", "inputs": [], "shape": [2**20, 2**20], "which": 0}]
-        with pytest.raises(Malformed, match="entries"):
+        with pytest.raises(MalformedError, match="entries"):
             Certificate.of(record | {"program": {"nodes": nodes, "output": 0, "size": 1}})
 
 
@@ -219,7 +219,7 @@ class TestCommand:
 
 
 def test_a_certificate_of_a_mixture_names_its_evidence() -> None:
-    found = conserved.certify(MixtureOfExperts(3, 2, 3, "sigmoid").double(), torch.zeros(4, 3))
-    shown = found.summary()
+    certificate = conserved.certify(MixtureOfExperts(3, 2, 3, "sigmoid").double(), torch.zeros(4, 3))
+    shown = certificate.summary()
     assert "PROVED: Exactly 6 independent laws of 63 parameters, all listed." in shown
     assert "laws proved by a symbolic argument: 6" in shown

@@ -26,7 +26,7 @@ from conserved.certificates.certifying import issue
 from conserved.certificates.contents import CertificateContents
 from conserved.certificates.form import Form
 from conserved.certificates.proof import encloses_zero, enclosure, prove_rank, proved_by_argument, random_fields
-from conserved.discovery import Unsuitable
+from conserved.discovery import UnsuitableError
 from conserved.verdict import Status
 from sampling import but_for
 from zoo import CASES, Case
@@ -77,8 +77,8 @@ class TestCompleteness:
     def test_with_the_usual_epsilon_only_the_exact_laws_are_counted(
         self, build: Callable[[], nn.Module], laws: int
     ) -> None:
-        found = conserved.certify(build().double(), torch.zeros(3, 4))
-        assert (found.at_most, found.found, found.verdict.status) == (laws, laws, Status.PROVED)
+        certificate = conserved.certify(build().double(), torch.zeros(3, 4))
+        assert (certificate.at_most, certificate.found, certificate.verdict.status) == (laws, laws, Status.PROVED)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -96,22 +96,22 @@ class TestCompleteness:
     )
     def test_a_stack_of_two_blocks_is_complete_too(self, block: Callable[[], nn.Module], dim: int, laws: int) -> None:
         stack = nn.Sequential(block(), block()).double()
-        found = conserved.certify(stack, torch.zeros(3, dim))
-        assert (found.at_most, found.found, found.verdict.status) == (laws, laws, Status.PROVED)
+        certificate = conserved.certify(stack, torch.zeros(3, dim))
+        assert (certificate.at_most, certificate.found, certificate.verdict.status) == (laws, laws, Status.PROVED)
 
     def test_laws_can_come_from_the_recognisers(self) -> None:
         case = BY_NAME["attention, grouped"]
         model = case.model()
-        found = conserved.certify(model, case.sample, laws=conserved.recognize(model))
-        assert found.complete
+        certificate = conserved.certify(model, case.sample, laws=conserved.recognize(model))
+        assert certificate.complete
 
     def test_fewer_laws_than_there_may_be_are_said_to_be_fewer(self) -> None:
         case = BY_NAME["attention"]
         model = case.model()
         some = conserved.recognize(model).select(lambda symmetry: "query_key" in symmetry.family)
-        found = conserved.certify(model, case.sample, laws=some)
-        assert (found.at_most, found.found, found.complete) == (12, 6, False)
-        assert "may not be complete" in found.verdict.message
+        certificate = conserved.certify(model, case.sample, laws=some)
+        assert (certificate.at_most, certificate.found, certificate.complete) == (12, 6, False)
+        assert "may not be complete" in certificate.verdict.message
 
     def test_the_statement_says_where_it_holds(self) -> None:
         assert "near θ" in certified("ReLU FFN").verdict.message
@@ -129,12 +129,12 @@ class TestTiers:
 
         start = {name: torch.tensor([0.4], dtype=torch.float64) for name in "ab"}
         laws = _inert("a", start)
-        found = conserved.certify(f, torch.zeros(1), params=start, laws=laws)
-        assert (found.at_most, found.found) == (1, 1)
-        assert found.verdict == Verdict.VERIFIED
-        assert found.tiers == (Status.VERIFIED,)
-        assert "1 verified at random points" in found.verdict.message
-        assert found.check() == Verdict.VERIFIED
+        certificate = conserved.certify(f, torch.zeros(1), params=start, laws=laws)
+        assert (certificate.at_most, certificate.found) == (1, 1)
+        assert certificate.verdict == Verdict.VERIFIED
+        assert certificate.tiers == (Status.VERIFIED,)
+        assert "1 verified at random points" in certificate.verdict.message
+        assert certificate.check() == Verdict.VERIFIED
 
     @pytest.mark.parametrize("name", ["attention, biases", "attention, rotary", "SwiGLU", "softmax mixture"])
     def test_a_mutated_law_is_neither_proved_nor_enclosed(self, name: str) -> None:
@@ -234,9 +234,9 @@ class TestNothingFalse:
         """Σ W_i of a softmax router, claimed for a sigmoid one."""
         laws = conserved.recognize(BY_NAME["softmax mixture"].model())
         case = BY_NAME["sigmoid mixture"]
-        found = conserved.certify(case.model(), case.sample, laws=laws)
-        assert found.complete
-        assert not any("router" in formula for formula in found.formulas)
+        certificate = conserved.certify(case.model(), case.sample, laws=laws)
+        assert certificate.complete
+        assert not any("router" in formula for formula in certificate.formulas)
 
 
 def test_a_mask_that_is_an_input_is_a_pattern_of_its_own() -> None:
@@ -254,9 +254,9 @@ def test_a_mask_that_is_an_input_is_a_pattern_of_its_own() -> None:
         x = torch.randn(3, 2, generator=generator, dtype=torch.float64)
         return x, torch.randint(2, (3,), generator=generator)
 
-    found = conserved.certify(Masked().double(), inputs)
-    assert found.complete
-    assert found.verdict == Verdict.PROVED
+    certificate = conserved.certify(Masked().double(), inputs)
+    assert certificate.complete
+    assert certificate.verdict == Verdict.PROVED
 
 
 class TestUnsuitable:
@@ -288,7 +288,7 @@ class TestUnsuitable:
     @pytest.mark.usefixtures("as_users_run_it")
     @pytest.mark.parametrize(("call", "says"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
     def test_it_says_what_to_change(self, call: Callable[[], Any], says: str) -> None:
-        with pytest.raises(Unsuitable, match=says):
+        with pytest.raises(UnsuitableError, match=says):
             call()
 
 
@@ -325,12 +325,12 @@ def test_laws_are_read_off_the_program_and_the_certificate_says_so(tmp_path: Pat
     """What inference finds is listed as polynomials: the file is checked by a program that knows nothing of it."""
     torch.manual_seed(0)
     model = blocks.DecoderLM(3, 2, 1, 1, 2)
-    found = certify(model, lambda g: torch.randint(3, (1, 2), generator=g), loss="cross_entropy")
-    assert found.verdict == Verdict.PROVED
-    assert found.complete
-    assert found.contents.about["laws"] == "inferred from the program, 7 of 7 verified on it in float64"
+    certificate = certify(model, lambda g: torch.randint(3, (1, 2), generator=g), loss="cross_entropy")
+    assert certificate.verdict == Verdict.PROVED
+    assert certificate.complete
+    assert certificate.contents.about["laws"] == "inferred from the program, 7 of 7 verified on it in float64"
     path = tmp_path / "decoder.json"
-    found.save(path)
+    certificate.save(path)
     assert conserved_verify.verify(json.loads(path.read_text())).complete
 
 
@@ -348,15 +348,15 @@ def test_laws_that_inference_misses_are_searched_for(monkeypatch: pytest.MonkeyP
         return torch.cat([_pair(params, x), torch.relu(params["c"] * x) * params["d"]])
 
     params = PAIR | {name: torch.randn(3, dtype=torch.float64) for name in ("c", "d")}
-    found = certify(two, torch.randn(3, dtype=torch.float64), params=params)
-    assert found.verdict == Verdict.PROVED
-    assert found.complete
-    assert sum(map(len, found.contents.laws)) == 6
-    assert "searched for in gradients" in found.contents.about["laws"]
+    certificate = certify(two, torch.randn(3, dtype=torch.float64), params=params)
+    assert certificate.verdict == Verdict.PROVED
+    assert certificate.complete
+    assert sum(map(len, certificate.contents.laws)) == 6
+    assert "searched for in gradients" in certificate.contents.about["laws"]
 
 
 def test_laws_that_were_given_are_called_so() -> None:
     laws = recognize(_pair, PAIR, torch.randn(3, dtype=torch.float64))
-    found = certify(_pair, torch.randn(3, dtype=torch.float64), params=PAIR, laws=laws)
-    assert found.contents.about["laws"] == "given"
-    assert found.complete
+    certificate = certify(_pair, torch.randn(3, dtype=torch.float64), params=PAIR, laws=laws)
+    assert certificate.contents.about["laws"] == "given"
+    assert certificate.complete

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conserved.certificates.arithmetic import Balls, Floats, Undecided, precision
-from conserved.certificates.builder import NoRule
+from conserved.certificates.arithmetic import Balls, Floats, UndecidedError, precision
+from conserved.certificates.builder import NoRuleError
 from conserved.certificates.differentiate import Sample, bracket, gradient, run
 from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.operators import MOVES, RULES
@@ -95,20 +95,20 @@ class TestBalls:
     def test_an_open_comparison_is_undecided_and_more_bits_decide_it(self) -> None:
         program, _, _ = traced(lambda p, x: torch.relu(torch.exp(p) - torch.exp(x)), 1)
         theta, x = (torch.tensor([value], dtype=torch.float64) for value in (1 + 2.0**-40, 1.0))
-        with pytest.raises(Undecided, match="kink"):
+        with pytest.raises(UndecidedError, match="kink"):
             in_balls(program, theta, x, 20)
         assert in_balls(program, theta, x, 100)[0] > 0
 
     def test_a_tie_that_moves_is_undecided_with_any_precision(self) -> None:
         program, theta, x = traced(lambda p, x: (p * x).topk(2).values, 3)
         tied = torch.ones(3, dtype=torch.float64)
-        with pytest.raises(Undecided):
+        with pytest.raises(UndecidedError):
             in_balls(program, tied, tied, 4000)
         assert len(in_balls(program, theta, x, 64)) == 2
 
     def test_a_kink_exactly_at_zero_is_undecided(self) -> None:
         program, theta, x = traced(lambda p, x: torch.relu(p * x), 2)
-        with pytest.raises(Undecided):
+        with pytest.raises(UndecidedError):
             in_balls(program, theta, torch.zeros_like(x), 4000)
 
 
@@ -274,7 +274,7 @@ class TestOperators:
         assert set(RULES) == set().union(*(program_of(name)[1] for name in OPERATORS))
 
     def test_an_operator_without_a_rule_is_named(self) -> None:
-        with pytest.raises(NoRule, match=r"aten\.digamma"):
+        with pytest.raises(NoRuleError, match=r"aten\.digamma"):
             traced(lambda p, x: torch.digamma(p) * x, 3)
 
     @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ class TestOperators:
         ids=["floor division", "fractional power", "equality of reals", "other norm", "rounding", "complex"],
     )
     def test_what_has_no_rule_says_so(self, f: Callable[..., Tensor], says: str) -> None:
-        with pytest.raises(NoRule, match=says):
+        with pytest.raises(NoRuleError, match=says):
             traced(f, 3, 4)
 
     def test_moves_are_operators_that_exist(self) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import conserved_verify
-from conserved.certificates import Malformed
+from conserved.certificates import MalformedError
 from conserved.certificates.certificate import Certificate
 from conserved.certificates.contents import CertificateContents
 from conserved.certificates.cost import MOST_NUMBERS, cost_of, program_cost
 from conserved.certificates.form import Form
 from conserved.certificates.program import Node, Program
 from conserved.certificates.proof import Input
-from conserved.certificates.symbols import Budget, Symbols, TooLarge
+from conserved.certificates.symbols import Budget, Symbols, TooLargeError
 from conserved.verdict import Status, Verdict
 
 GIGABYTE = 1 << 30
@@ -128,9 +128,9 @@ def test_a_small_file_takes_little_memory(name: str, checker: str, tmp_path: Pat
 
 def test_both_checkers_refuse_by_a_stated_error() -> None:
     record = certificate(outer_products(1500, 40), 2)
-    with pytest.raises(Malformed, match=r"Expected proofs that hold at most 6,000,000 numbers at once, got"):
+    with pytest.raises(MalformedError, match=r"Expected proofs that hold at most 6,000,000 numbers at once, got"):
         Certificate.of(record)
-    with pytest.raises(conserved_verify.Refused, match="more than 6,000,000"):
+    with pytest.raises(conserved_verify.RefusedError, match="more than 6,000,000"):
         conserved_verify.verify(record)
 
 
@@ -140,7 +140,7 @@ def test_a_product_count_beyond_the_limit_is_refused() -> None:
     contents = Certificate.of(record).contents
     assert cost_of(contents).numbers < MOST_NUMBERS
     record["words"] = [[0]] * 3
-    with pytest.raises(Malformed, match="at most 2 words"):
+    with pytest.raises(MalformedError, match="at most 2 words"):
         Certificate.of(record)
 
 
@@ -160,5 +160,5 @@ def test_the_memory_of_a_symbolic_argument_is_bounded_over_all_its_nodes() -> No
         total = total + numbers.fresh()
     square = total * total
     budget.keep([square])
-    with pytest.raises(TooLarge, match="memory"):
+    with pytest.raises(TooLargeError, match="memory"):
         budget.keep([square] * 5)

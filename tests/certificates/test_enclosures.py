@@ -39,8 +39,8 @@ def far_inputs(p: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("f", [unequal, switched, far_inputs])
 def test_a_quantity_that_moves_is_not_listed_as_a_law(f: Function) -> None:
     params = {"a": torch.full((1,), 10.0), "b": torch.ones(1)}
-    found = certify(f, lambda g: 100 + torch.randn(1, generator=g), params=params, laws=ALONE)
-    assert found.found == 0
+    certificate = certify(f, lambda g: 100 + torch.randn(1, generator=g), params=params, laws=ALONE)
+    assert certificate.found == 0
 
 
 @pytest.mark.parametrize("f", [unequal, switched])
@@ -60,6 +60,6 @@ def test_a_law_whose_terms_have_very_unequal_sizes_is_still_enclosed() -> None:
     def f(p: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.sin(p["a"] * p["b"] * 1e12 * x)
 
-    found = certify(f, torch.zeros(1), params={"a": torch.ones(1), "b": torch.ones(1)})
-    assert found.verdict.holds
-    assert found.found == found.at_most == 1
+    certificate = certify(f, torch.zeros(1), params={"a": torch.ones(1), "b": torch.ones(1)})
+    assert certificate.verdict.holds
+    assert certificate.found == certificate.at_most == 1

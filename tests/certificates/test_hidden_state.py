@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import conserved
 from conserved import Verdict
-from conserved.discovery import Unsuitable
+from conserved.discovery import UnsuitableError
 from conserved.laws.shared_memory import overlaps_itself
 
 pytestmark = [pytest.mark.usefixtures("as_users_run_it"), pytest.mark.filterwarnings("ignore")]
@@ -167,7 +167,7 @@ CERTIFIED = EVERY | OUTSIDE | {"hook on the accumulating node": _hooked(_node_ho
 @pytest.mark.parametrize("make", CERTIFIED.values(), ids=CERTIFIED)
 def test_certify_refuses_it(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    with pytest.raises(Unsuitable):
+    with pytest.raises(UnsuitableError):
         conserved.certify(make(), torch.randn(3))
 
 
@@ -176,8 +176,8 @@ def test_the_plain_model_is_proved() -> None:
     model = Two()
     laws = conserved.recognize(model, torch.randn(5, 3))
     assert all(laws.verdict(symmetry.name) == Verdict.VERIFIED for symmetry in laws)
-    found = conserved.certify(copy.deepcopy(model), torch.randn(3))
-    assert (found.verdict.status, found.found, found.at_most) == (Verdict.PROVED, 4, 4)
+    certificate = conserved.certify(copy.deepcopy(model), torch.randn(3))
+    assert (certificate.verdict.status, certificate.found, certificate.at_most) == (Verdict.PROVED, 4, 4)
 
 
 def test_a_callable_that_reads_its_parameters_from_outside_is_refused() -> None:
@@ -186,7 +186,7 @@ def test_a_callable_that_reads_its_parameters_from_outside_is_refused() -> None:
     def f(p: Any, x: Tensor) -> Tensor:
         return p["a"] * p["b"] * start["a"].detach().sum() * x
 
-    with pytest.raises(Unsuitable, match="reads a from outside"):
+    with pytest.raises(UnsuitableError, match="reads a from outside"):
         conserved.certify(f, torch.zeros(2), params=start)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import conserved
 import conserved_verify
 from conserved import Verdict
-from conserved.certificates import Malformed
-from conserved.discovery import Unsuitable
+from conserved.certificates import MalformedError
+from conserved.discovery import UnsuitableError
 from traps import TRAPS, Trap
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -24,15 +24,19 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.filterwarnings("ignore")
 def test_no_trap_ends_in_a_false_proof(trap: Trap) -> None:
     if trap.refused:
-        with pytest.raises((Unsuitable, Malformed), match=trap.refused):
+        with pytest.raises((UnsuitableError, MalformedError), match=trap.refused):
             conserved.certify(trap.f, trap.x, params=trap.params())
         return
-    found = conserved.certify(trap.f, trap.x, params=trap.params())
-    second = conserved_verify.verify(found.record())
-    assert (second.status, second.at_most, second.found) == (found.verdict.status, found.at_most, found.found)
-    if found.verdict.holds and trap.laws is not None:
-        assert found.at_most >= trap.laws >= found.found
-        assert found.at_most == trap.laws or not trap.sharp
+    certificate = conserved.certify(trap.f, trap.x, params=trap.params())
+    second = conserved_verify.verify(certificate.record())
+    assert (second.status, second.at_most, second.found) == (
+        certificate.verdict.status,
+        certificate.at_most,
+        certificate.found,
+    )
+    if certificate.verdict.holds and trap.laws is not None:
+        assert certificate.at_most >= trap.laws >= certificate.found
+        assert certificate.at_most == trap.laws or not trap.sharp
 
 
 def test_there_are_many_traps() -> None:
@@ -50,7 +54,7 @@ class TestComplex:
             return torch.view_as_real(p["a"] * p["b"] * x).flatten()
 
         for call in (conserved.certify, conserved.discover):
-            with pytest.raises(Unsuitable, match="parameter a is complex"):
+            with pytest.raises(UnsuitableError, match="parameter a is complex"):
                 call(f, torch.zeros(1), params=start)
 
     def test_a_complex_parameter_of_a_module_is_refused_by_name(self) -> None:
@@ -63,7 +67,7 @@ class TestComplex:
                 return torch.view_as_real(self.turn * x).flatten()
 
         for call in (conserved.certify, conserved.discover):
-            with pytest.raises(Unsuitable, match="parameter turn is complex"):
+            with pytest.raises(UnsuitableError, match="parameter turn is complex"):
                 call(Phase(), torch.zeros(1))
 
     def test_as_pairs_of_reals_all_laws_are_counted(self) -> None:
@@ -113,13 +117,13 @@ class TestClasses:
             assert laws == [2, 0]
 
     def test_the_axis_is_said_where_it_could_be_another(self) -> None:
-        found = conserved.discover(self.logits, torch.zeros(2, 4), params=self.START, loss="cross_entropy")
-        assert "cross-entropy over axis -1 of outputs of shape (3, 4)" in found.verdict.message
+        discovery = conserved.discover(self.logits, torch.zeros(2, 4), params=self.START, loss="cross_entropy")
+        assert "cross-entropy over axis -1 of outputs of shape (3, 4)" in discovery.verdict.message
         plain = conserved.discover(self.logits, torch.zeros(2), params=self.START, loss="cross_entropy")
         assert "axis" not in plain.verdict.message
 
     def test_an_axis_that_is_not_there_is_refused(self) -> None:
-        with pytest.raises(Unsuitable, match="class_axis is 2"):
+        with pytest.raises(UnsuitableError, match="class_axis is 2"):
             conserved.discover(self.logits, torch.zeros(2, 4), params=self.START, loss="cross_entropy", class_axis=2)
 
 
@@ -130,13 +134,13 @@ def test_softplus_is_the_one_of_pytorch_on_both_sides_of_its_threshold() -> None
         return p["b"] * F.softplus(p["a"] * x, beta=2.0, threshold=-50.0)
 
     start = {name: torch.ones(1, dtype=torch.float64) for name in "ab"}
-    found = conserved.certify(f, torch.zeros(1), params=start)
-    assert (found.at_most, found.found, found.verdict.status) == (1, 1, Verdict.PROVED)
-    assert "near θ" in found.verdict.message
+    certificate = conserved.certify(f, torch.zeros(1), params=start)
+    assert (certificate.at_most, certificate.found, certificate.verdict.status) == (1, 1, Verdict.PROVED)
+    assert "near θ" in certificate.verdict.message
 
 
 def test_a_hook_on_a_parameter_is_refused() -> None:
     layer = nn.Linear(2, 2).double()
     layer.weight.register_hook(lambda g: 0 * g)
-    with pytest.raises(Unsuitable, match="weight has a hook"):
+    with pytest.raises(UnsuitableError, match="weight has a hook"):
         conserved.certify(layer, torch.zeros(2))

@@ -16,7 +16,7 @@ from conserved import Verdict, blocks, certify
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
 from conserved.certificates import intervals, proof
 from conserved.certificates.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
-from conserved.certificates.batches import NotBatched, SampleBatch
+from conserved.certificates.batches import NotBatchedError, SampleBatch
 from conserved.certificates.certifying import _arrays, _one
 from conserved.certificates.chosen_brackets import bracket_rows
 from conserved.certificates.intervals import Interval, independence_bounds
@@ -139,8 +139,8 @@ class Routed(nn.Module):
         self.mixture = blocks.MixtureOfExperts(dim=3, hidden=2, experts=3, top_k=2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.mixture(x)
-        return found
+        result: torch.Tensor = self.mixture(x)
+        return result
 
 
 MODELS: dict[str, tuple[nn.Module, torch.Tensor, str]] = {
@@ -221,7 +221,7 @@ def test_operators_that_are_not_batched_are_computed_one_by_one(monkeypatch: pyt
     together = bracket_rows(program, theta, words)
 
     def refuse(*_: object) -> None:
-        raise NotBatched("not today")
+        raise NotBatchedError("not today")
 
     monkeypatch.setattr(SampleBatch, "terms", refuse)
     assert np.allclose(bracket_rows(program, theta, words), together, atol=1e-12)

@@ -18,10 +18,10 @@ import pytest
 import conserved
 import conserved_verify as second
 from conserved import Certificate
-from conserved.certificates import Malformed
+from conserved.certificates import MalformedError
 from conserved.certificates.contents import digest
 from conserved.certificates.program import UNARY
-from conserved.discovery import Unsuitable
+from conserved.discovery import UnsuitableError
 from random_functions import compared, random_function
 from random_programs import compare, random_case
 from test_cli import run
@@ -36,7 +36,7 @@ GOOD = [name for name, verdict in EXPECTED.items() if verdict == "proved"]
 def first_says(path: Path) -> tuple[Any, ...]:
     try:
         found = Certificate.load(path).checked()
-    except Malformed:
+    except MalformedError:
         return ("malformed",)
     return found.verdict.status.value, found.at_most, found.found, found.complete
 
@@ -44,7 +44,7 @@ def first_says(path: Path) -> tuple[Any, ...]:
 def second_says(path: Path) -> tuple[Any, ...]:
     try:
         found = second.verify(second.parsed(path.read_bytes()))
-    except second.Refused:
+    except second.RefusedError:
         return ("malformed",)
     return found.status, found.at_most, found.found, found.complete
 
@@ -95,7 +95,7 @@ class TestCorpus:
         assert "‖up.weight[i,:]‖² − ‖down.weight[:,i]‖²" in found.summary()
 
     def test_another_version_is_refused_with_both_versions_named(self) -> None:
-        with pytest.raises(Malformed, match=r"version 3; this program reads versions 1 and 2"):
+        with pytest.raises(MalformedError, match=r"version 3; this program reads versions 1 and 2"):
             Certificate.load(CORPUS / "bad_version.json")
 
 
@@ -191,7 +191,7 @@ class TestDifferential:
                 warnings.simplefilter("ignore")
                 try:
                     found = compared(random_function(seed))
-                except Unsuitable:
+                except UnsuitableError:
                     continue
             assert not found.disagreements, (seed, found.disagreements)
             compared_at_all += not found.open
@@ -201,10 +201,10 @@ class TestDifferential:
         """An adjoint that overwrites where it should add, as negative indices once made it do."""
 
         def overwritten(ring: Any, part: list[Any], places: Any, size: int) -> list[Any]:
-            found = [ring.number(0)] * size
+            result = [ring.number(0)] * size
             for place, entry in zip(places, part, strict=True):
-                found[place] = entry
-            return found
+                result[place] = entry
+            return result
 
         monkeypatch.setattr(second, "collected", overwritten)
         assert any(compare(random_case(seed)).disagreements for seed in range(20))

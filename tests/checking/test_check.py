@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import conserved
 from broken_kernels import CATALOGUE, FAMILIES, RACE, Planted, inputs_for, kernel
-from conserved.checking import Method, Uncheckable, check
+from conserved.checking import Method, UncheckableError, check
 from conserved.testing import Setup, assert_backward, over_dtypes_and_lengths
 from kernel_zoo import DTYPES, ZOO, drawn
 
@@ -54,8 +54,8 @@ def test_the_catalogue_is_as_large_as_promised() -> None:
 @pytest.mark.parametrize("seed", range(5, 2000, 75))
 def test_a_right_function_raises_no_alarm(seed: int) -> None:
     name, dtype, fn, inputs = drawn(seed)
-    found = check(fn, *inputs, seed=seed)
-    assert not found.failures, f"{name} {dtype}\n{found}"
+    result = check(fn, *inputs, seed=seed)
+    assert not result.failures, f"{name} {dtype}\n{result}"
 
 
 def test_the_sample_of_right_functions_reaches_every_function_and_precision() -> None:
@@ -87,23 +87,23 @@ def test_a_failure_says_what_it_means(family: str, defect: str, name: str, said:
 def test_a_failure_says_where() -> None:
     q = torch.randn(2, 4, 48, 8)
     k, v = torch.randn(2, 2, 48, 8), torch.randn(2, 2, 48, 8)
-    found = check(kernel("attention", "stale tile in dk"), q, k, v, names=("q", "k", "v"))
-    assert found.suspects == ("k",)
-    assert any("32–47 (the last tile of 16) of axis 2 of dk" in test.where for test in found.failures), found
+    result = check(kernel("attention", "stale tile in dk"), q, k, v, names=("q", "k", "v"))
+    assert result.suspects == ("k",)
+    assert any("32–47 (the last tile of 16) of axis 2 of dk" in test.where for test in result.failures), result
 
 
 def test_each_gradient_has_its_tests_and_the_verdict_its_evidence() -> None:
     q, k, v = (torch.randn(2, 2, 12, 8) for _ in range(3))
-    found = check(F.scaled_dot_product_attention, q, k, v, names=("q", "k", "v"))
-    assert found.ok
-    assert found.conclusive
-    assert found.verdict == conserved.Verdict.VERIFIED
-    assert found.untested == {}
-    for name, tests in found.tested.items():
+    result = check(F.scaled_dot_product_attention, q, k, v, names=("q", "k", "v"))
+    assert result.ok
+    assert result.conclusive
+    assert result.verdict == conserved.Verdict.VERIFIED
+    assert result.untested == {}
+    for name, tests in result.tested.items():
         assert {test.method for test in tests} == set(Method), name
         assert max(test.residual for test in tests if test.method is Method.IDENTITY) < 1e-5
-    assert json.loads(json.dumps(found.record()))["ok"] is True
-    assert "dq" in str(found)
+    assert json.loads(json.dumps(result.record()))["ok"] is True
+    assert "dq" in str(result)
 
 
 def test_a_wrong_factor_that_nothing_can_see_leaves_the_check_inconclusive() -> None:
@@ -118,18 +118,18 @@ def test_a_wrong_factor_that_nothing_can_see_leaves_the_check_inconclusive() -> 
         def backward(ctx: Any, slope: Tensor) -> Tensor:
             return slope * ctx.saved_tensors[0].exp()
 
-    found = check(Square.apply, torch.randn(3, 5), names=("x",))
-    if not found.failures:
-        assert not found.conclusive
-        assert "factor" in " ".join(found.untested["x"])
+    result = check(Square.apply, torch.randn(3, 5), names=("x",))
+    if not result.failures:
+        assert not result.conclusive
+        assert "factor" in " ".join(result.untested["x"])
     else:
-        assert {test.method for test in found.failures} <= {Method.DERIVATIVE, Method.RELATION}
+        assert {test.method for test in result.failures} <= {Method.DERIVATIVE, Method.RELATION}
 
 
 def test_the_parameters_of_a_module_are_inputs() -> None:
-    found = check(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6))
-    assert set(found.inputs) == {"input", "0.weight", "0.bias", "2.weight", "2.bias"}
-    assert found.ok
+    result = check(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6))
+    assert set(result.inputs) == {"input", "0.weight", "0.bias", "2.weight", "2.bias"}
+    assert result.ok
 
 
 def test_an_autograd_function_gives_its_name_and_those_of_its_inputs() -> None:
@@ -144,9 +144,9 @@ def test_an_autograd_function_gives_its_name_and_those_of_its_inputs() -> None:
             values, factor = ctx.saved_tensors
             return slopes[0] * factor, slopes[0] * values
 
-    found = check(Scaled.apply, torch.randn(4, 3), torch.randn(4, 3))
-    assert (found.function, list(found.inputs)) == ("Scaled", ["values", "factor"])
-    assert found.ok, found
+    result = check(Scaled.apply, torch.randn(4, 3), torch.randn(4, 3))
+    assert (result.function, list(result.inputs)) == ("Scaled", ["values", "factor"])
+    assert result.ok, result
 
 
 def test_the_users_random_numbers_are_left_alone() -> None:
@@ -165,9 +165,9 @@ def test_inputs_and_their_gradients_are_left_alone() -> None:
 
 
 def test_a_gain_of_ones_does_not_hide_that_it_was_forgotten() -> None:
-    found = check(kernel("rms norm", "gain forgotten in dx"), torch.randn(4, 6, 16), torch.ones(16), names=("x", "w"))
-    assert "x" in found.suspects
-    assert any("w had all entries equal" in note for note in found.notes)
+    result = check(kernel("rms norm", "gain forgotten in dx"), torch.randn(4, 6, 16), torch.ones(16), names=("x", "w"))
+    assert "x" in result.suspects
+    assert any("w had all entries equal" in note for note in result.notes)
 
 
 def _inplace(x: Tensor) -> Tensor:
@@ -189,10 +189,10 @@ def _inplace(x: Tensor) -> Tensor:
 def test_a_function_that_writes_into_its_input_is_given_copies() -> None:
     x = torch.randn(4, 5)
     kept = x.clone()
-    found = check(_inplace, x)
-    assert found.ok
+    result = check(_inplace, x)
+    assert result.ok
     assert torch.equal(x, kept)
-    assert any("writes into x" in note for note in found.notes)
+    assert any("writes into x" in note for note in result.notes)
 
 
 def test_a_backward_that_overwrites_the_output_gradient_is_noted() -> None:
@@ -205,8 +205,8 @@ def test_a_backward_that_overwrites_the_output_gradient_is_noted() -> None:
         def backward(ctx: Any, slope: Tensor) -> Tensor:
             return slope.mul_(3)
 
-    found = check(Greedy.apply, torch.randn(4, 5), names=("x",))
-    assert any("overwrites the output gradient" in note for note in found.notes)
+    result = check(Greedy.apply, torch.randn(4, 5), names=("x",))
+    assert any("overwrites the output gradient" in note for note in result.notes)
 
 
 def test_several_outputs_and_dropout_with_a_seed() -> None:
@@ -217,9 +217,9 @@ def test_several_outputs_and_dropout_with_a_seed() -> None:
 
 
 def test_an_input_without_influence_needs_no_gradient() -> None:
-    found = check(lambda x, y: x * 2, torch.randn(3, 4), torch.randn(5))
-    assert found.ok
-    assert "does not depend on it" in found.untested["y"][0]
+    result = check(lambda x, y: x * 2, torch.randn(3, 4), torch.randn(5))
+    assert result.ok
+    assert "does not depend on it" in result.untested["y"][0]
 
 
 _CALLS = iter(range(10**6))
@@ -240,7 +240,7 @@ BAD: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
 
 @pytest.mark.parametrize(("fn", "inputs", "said"), BAD.values(), ids=BAD)
 def test_bad_input_gets_one_clear_sentence(fn: Callable[..., Any], inputs: list[Any], said: str) -> None:
-    with pytest.raises(Uncheckable, match=said):
+    with pytest.raises(UncheckableError, match=said):
         check(fn, *inputs)
 
 
@@ -250,9 +250,9 @@ def test_a_function_that_refuses_other_shapes_says_so_in_a_note() -> None:
             raise RuntimeError("only 4 by 16")
         return x.sin()
 
-    found = check(stubborn, torch.randn(4, 16))
-    assert found.ok
-    assert any("refuses the part (RuntimeError: only 4 by 16)" in note for note in found.notes)
+    result = check(stubborn, torch.randn(4, 16))
+    assert result.ok
+    assert any("refuses the part (RuntimeError: only 4 by 16)" in note for note in result.notes)
 
 
 def test_what_the_function_itself_raises_reaches_the_user() -> None:
@@ -293,12 +293,12 @@ def test_a_backward_that_is_wrong_only_where_it_is_compiled_is_seen_there() -> N
 
     x = torch.randn(5, 4)
     assert check(sine, x).ok
-    found = check(sine, x, compiled="aot_eager")
-    assert {test.what for test in found.failures} == {"under torch.compile the gradient is the same"}
+    result = check(sine, x, compiled="aot_eager")
+    assert {test.what for test in result.failures} == {"under torch.compile the gradient is the same"}
     assert check(torch.sin, x, compiled="aot_eager").ok
 
 
 def test_a_function_that_cannot_be_compiled_is_checked_all_the_same() -> None:
-    found = check(torch.sin, torch.randn(5, 4), compiled="no such backend")
-    assert found.ok
-    assert any("compiled function was not tested" in note for note in found.notes)
+    result = check(torch.sin, torch.randn(5, 4), compiled="no such backend")
+    assert result.ok
+    assert any("compiled function was not tested" in note for note in result.notes)

@@ -103,9 +103,9 @@ class TestReferenceForm:
 
         x = torch.randn(32, 16)
         assert check(Sine.apply, x, names=("x",)).ok
-        found = check(Sine.apply, x.bfloat16(), names=("x",))
-        assert found.suspects == ("x",)
-        assert any("in this form alone (bfloat16)" in test.meaning for test in found.failures)
+        result = check(Sine.apply, x.bfloat16(), names=("x",))
+        assert result.suspects == ("x",)
+        assert any("in this form alone (bfloat16)" in test.meaning for test in result.failures)
 
     def test_rounding_on_purpose_is_right_in_the_precision_it_rounds_to(self) -> None:
         class Rounded(torch.autograd.Function):
@@ -129,8 +129,8 @@ class TestOutputGradient:
         torch.manual_seed(0)
         q, k, v = (torch.randn(1, 2, 32, 16).bfloat16() for _ in range(3))
         dout = torch.randn(1, 2, 32, 16).bfloat16()
-        found = check(F.scaled_dot_product_attention, q, k, v, grad=dout, names=("q", "k", "v"))
-        assert found.ok, found
+        result = check(F.scaled_dot_product_attention, q, k, v, grad=dout, names=("q", "k", "v"))
+        assert result.ok, result
         leaves = [each.double().requires_grad_() for each in (q, k, v)]
         attention: Any = F.scaled_dot_product_attention
         right = torch.autograd.grad(attention(*leaves), leaves, dout.double())
@@ -138,7 +138,7 @@ class TestOutputGradient:
         got = torch.autograd.grad(attention(*given), given, dout)
         for name, grad, exact in zip("qkv", got, right, strict=True):
             expected = float((grad.double() - exact).norm() / exact.norm())
-            assert found.errors[name].error == pytest.approx(expected, rel=1e-6)
+            assert result.errors[name].error == pytest.approx(expected, rel=1e-6)
 
     def test_a_gradient_that_is_mostly_rounding_is_a_note_and_not_a_wrong_backward(self) -> None:
         """Keys far from zero: the correction of the softmax, read off a rounded output, is multiplied by their mean."""
@@ -146,14 +146,14 @@ class TestOutputGradient:
         q, v = (torch.randn(1, 2, 64, 32).bfloat16() for _ in range(2))
         k = (torch.randn(1, 2, 64, 32) * 0.05 + 8).bfloat16()
         dout = torch.randn(1, 2, 64, 32).bfloat16()
-        found = check(F.scaled_dot_product_attention, q, k, v, grad=dout, names=("q", "k", "v"))
-        assert not found.failures, found
-        assert found.errors["q"].error > 0.05
-        assert any("precision: dq" in note and "rounding" in note for note in found.precision_notes)
-        assert "precision: dq" in str(found)
+        result = check(F.scaled_dot_product_attention, q, k, v, grad=dout, names=("q", "k", "v"))
+        assert not result.failures, result
+        assert result.errors["q"].error > 0.05
+        assert any("precision: dq" in note and "rounding" in note for note in result.precision_notes)
+        assert "precision: dq" in str(result)
 
     def test_an_output_gradient_of_another_shape_is_refused(self) -> None:
-        with pytest.raises(conserved.checking.Uncheckable, match="Expected the gradient of out to have shape"):
+        with pytest.raises(conserved.checking.UncheckableError, match="Expected the gradient of out to have shape"):
             check(torch.sin, torch.randn(3, 4), grad=torch.ones(3))
 
 
@@ -168,10 +168,10 @@ class TestHints:
             def backward(ctx: Any, *slopes: Tensor) -> Tensor:
                 return slopes[0] * (torch.rand_like(slopes[0]) < 0.5) * 2
 
-        found = check(Dropped.apply, torch.randn(16, 24), names=("x",))
-        meanings = " ".join(test.meaning for test in found.failures)
+        result = check(Dropped.apply, torch.randn(16, 24), names=("x",))
+        meanings = " ".join(test.meaning for test in result.failures)
         assert "draws random numbers of its own" in meanings
-        assert "strides of the output gradient are not read" not in str(found)
+        assert "strides of the output gradient are not read" not in str(result)
 
     def test_an_output_that_is_ignored_is_named(self) -> None:
         class Both(torch.autograd.Function):
@@ -184,9 +184,9 @@ class TestHints:
             def backward(ctx: Any, *slopes: Tensor) -> Tensor:
                 return slopes[0] * ctx.saved_tensors[0].cos()
 
-        found = check(Both.apply, torch.randn(8, 12), names=("x",))
-        assert any("ignores the gradient of out1" in test.meaning for test in found.failures), found
-        assert "dx is zero" not in str(found)
+        result = check(Both.apply, torch.randn(8, 12), names=("x",))
+        assert any("ignores the gradient of out1" in test.meaning for test in result.failures), result
+        assert "dx is zero" not in str(result)
 
 
 def test_a_compiled_function_is_compiled_once() -> None:
@@ -202,7 +202,7 @@ def test_a_compiled_function_is_compiled_once() -> None:
     def act(x: Tensor, w: Tensor) -> Tensor:
         return F.gelu(x) * w
 
-    found = check(torch.compile(act, backend=backend), torch.randn(6, 8), torch.randn(6, 8), names=("x", "w"))
-    assert found.ok, found
-    assert found.reference == "float64, not compiled"
+    result = check(torch.compile(act, backend=backend), torch.randn(6, 8), torch.randn(6, 8), names=("x", "w"))
+    assert result.ok, result
+    assert result.reference == "float64, not compiled"
     assert len(graphs) == 1

@@ -64,5 +64,5 @@ def test_compiled_functions_keywords_integers_and_several_outputs() -> None:
 
 
 def test_a_function_that_is_not_differentiable_says_so() -> None:
-    with pytest.raises(conserved.Uncheckable):
+    with pytest.raises(conserved.UncheckableError):
         conserved.check(lambda index: index + 1, jnp.arange(3))

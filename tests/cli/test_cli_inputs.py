@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conserved.cli.app import ORDER, Usage, did_you_mean
+from conserved.cli.app import ORDER, UsageError, did_you_mean
 from conserved.cli.inputs import InputSpec, is_input, parse_input, parse_inputs, sampler_of
 from test_cli import run
 
@@ -50,7 +50,7 @@ def test_an_input_is_a_shape_with_what_is_known_of_it_before(text: str, expected
     "text", ["", "2,x", "2,0", "q:bf17:2,3", "a:b:c:2", "tokens:x:2", "int:2,3", "tokens:0:2", "-1,2", "2;3", "5,4,"]
 )
 def test_what_is_no_input_is_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(Usage, match="Expected"):
+    with pytest.raises(UsageError, match="Expected"):
         parse_input(text)
 
 
@@ -59,12 +59,12 @@ def test_what_is_no_input_is_refused_with_what_to_write(text: str) -> None:
     [([], "Say what f takes"), (["draw", "2"], "all inputs at once"), (["q:2", "3"], "all inputs or none")],
 )
 def test_inputs_must_fit_together(words: list[str], message: str) -> None:
-    with pytest.raises(Usage, match=message):
+    with pytest.raises(UsageError, match=message):
         parse_inputs(words, "f")
 
 
 def test_the_same_name_twice_is_refused() -> None:
-    with pytest.raises(Usage, match="same name"):
+    with pytest.raises(UsageError, match="same name"):
         parse_inputs(["q:2", "q:3"], "f")
 
 

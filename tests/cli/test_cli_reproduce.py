@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conserved import cli
-from conserved.tracking import BrokenStore, RunStore
+from conserved.tracking import BrokenStoreError, RunStore
 from conserved_papers.lab import sweep as sweeping
 from conserved_papers.lab.places import Here
 from conserved_papers.lab.recipes import named
@@ -101,7 +101,7 @@ def test_a_full_disk_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
-        raise BrokenStore("store.db: database or disk is full.")
+        raise BrokenStoreError("store.db: database or disk is full.")
 
     monkeypatch.setattr(sweeping, "store_document", full)
     assert run(monkeypatch, "figure1", "--workers", "1", "--store", str(tmp_path / "store.db")) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from conserved.optional import Missing, require
+from conserved.optional import MissingPackageError, require
 from hf_zoo import named
 from test_cli import run
 
@@ -112,7 +112,7 @@ def test_a_config_of_another_kind_is_refused(
 
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(Missing, match=r"Reading adapters needs peft.*pip install 'conserved\[hf\]'"):
+    with pytest.raises(MissingPackageError, match=r"Reading adapters needs peft.*pip install 'conserved\[hf\]'"):
         require("peft", "Reading adapters")
     assert require("json", "Nothing") is json
 

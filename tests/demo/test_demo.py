@@ -14,7 +14,7 @@ from rich.console import Console
 
 from conftest import unchecked
 from conserved.cli import main
-from conserved.demo import Demo, Occupied, Settings, chapters
+from conserved.demo import Demo, OccupiedError, Settings, chapters
 from conserved.demo import run as run_demo
 from conserved.demo.chapters import CLEAN, MODEL, PLANTED, WATCHED
 from conserved.demo.found import found_lines
@@ -159,7 +159,9 @@ def test_what_is_not_a_demonstration_is_left_alone(content: str, tmp_path: Path)
     else:
         path.write_text("my own words " * 50)
     before = path.read_bytes()
-    with pytest.raises((Occupied, ValueError), match="something else" if content == "store" else "is not a run store"):
+    with pytest.raises(
+        (OccupiedError, ValueError), match="something else" if content == "store" else "is not a run store"
+    ):
         run_demo(tmp_path, CHEAP)
     assert path.read_bytes() == before
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from conserved import Discovery, LawSet, Verdict, blocks, discover
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
-from conserved.discovery import Unsuitable, find_laws
+from conserved.discovery import UnsuitableError, find_laws
 from conserved.discovery.fields import bracket_field, draw_words, one_of
 from conserved.discovery.fields import vectors as bracket_vectors
 from conserved.discovery.function import function_of, written_out
@@ -31,11 +31,11 @@ CERTIFIED = names_left_out(CASES, 18, kept=[*COUNTED_ONLY, "decoder"])
 def test_every_block_has_as_many_laws_as_the_theory_says_and_all_are_found(case: Case) -> None:
     """And so are those that a search finds without the program; they span the same as those that are recognised."""
     model = case.model()
-    found = discover(model, case.short_sample, loss=case.loss)
-    assert found.verdict == Verdict.VERIFIED, found.verdict
-    assert (found.count, found.explained, found.unexplained) == (case.conserved, case.conserved, 0)
-    assert found.complete
-    assert found.approximate == 0
+    discovery = discover(model, case.short_sample, loss=case.loss)
+    assert discovery.verdict == Verdict.VERIFIED, discovery.verdict
+    assert (discovery.count, discovery.explained, discovery.unexplained) == (case.conserved, case.conserved, 0)
+    assert discovery.complete
+    assert discovery.approximate == 0
     searched = find_laws(model, case.short_sample, loss=case.loss)
     theta = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if case.conserved:
@@ -44,13 +44,13 @@ def test_every_block_has_as_many_laws_as_the_theory_says_and_all_are_found(case:
         told = case.known_laws(model).symmetries
         assert rank_of_gradients(told, theta) == case.conserved - case.missed
         assert rank_of_gradients([*told, *searched], theta) == case.conserved
-        assert rank_of_gradients([*told, *found.laws], theta) == case.conserved
+        assert rank_of_gradients([*told, *discovery.laws], theta) == case.conserved
 
 
 def test_laws_can_be_looked_for_without_counting_them() -> None:
     case = named("attention")
-    found = find_laws(case.model(), case.sample, loss=case.loss)
-    assert found.independent() == case.conserved
+    laws = find_laws(case.model(), case.sample, loss=case.loss)
+    assert laws.independent() == case.conserved
 
 
 RANKS = [
@@ -71,9 +71,9 @@ RANKS = [
 @pytest.mark.parametrize(("name", "ranks"), RANKS, ids=[name for name, _ in RANKS])
 def test_the_rank_grows_with_brackets_as_it_should(name: str, ranks: tuple[int, ...]) -> None:
     case = named(name)
-    found = discover(case.model(), case.sample, forms=False)
-    assert found.ranks == ranks
-    assert found.gap > 1e6
+    discovery = discover(case.model(), case.sample, forms=False)
+    assert discovery.ranks == ranks
+    assert discovery.gap > 1e6
 
 
 class PlainAttention(nn.Module):
@@ -230,10 +230,10 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.name)
 def test_functions_no_recogniser_knows(other: Other) -> None:
-    found = discover(seeded(other.build), other.sample, loss=other.loss)
-    assert found.verdict == Verdict.VERIFIED, found.verdict
-    assert found.count == other.count, found.summary()
-    assert found.complete, found.summary()
+    discovery = discover(seeded(other.build), other.sample, loss=other.loss)
+    assert discovery.verdict == Verdict.VERIFIED, discovery.verdict
+    assert discovery.count == other.count, discovery.summary()
+    assert discovery.complete, discovery.summary()
 
 
 def test_heads_rotary_planes_and_degrees_are_found_and_named() -> None:
@@ -252,9 +252,9 @@ def test_a_callable_with_named_tensors() -> None:
         return params["a"] * params["b"] * x
 
     params = {"a": torch.tensor([1.5]), "b": torch.tensor([0.5])}
-    found = discover(f, torch.zeros(1), params=params)
-    assert (found.parameters, found.count, found.complete) == (2, 1, True)
-    assert [s.formula for s in found.laws] == ["‖a‖² − ‖b‖²"]
+    discovery = discover(f, torch.zeros(1), params=params)
+    assert (discovery.parameters, discovery.count, discovery.complete) == (2, 1, True)
+    assert [s.formula for s in discovery.laws] == ["‖a‖² − ‖b‖²"]
     searched = discover(f, torch.zeros(1), params=params, infer=False)
     assert [s.formula for s in searched.laws] == ["‖a[i]‖² − ‖b[i]‖²"]
 
@@ -291,8 +291,8 @@ def test_a_loss_function_decides_which_laws_there_are() -> None:
     def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(z.reshape(-1, 3), y.reshape(-1, 3).softmax(-1))
 
-    found = discover(seeded(Classifier), vectors(3, tokens=2), loss=cross_entropy)
-    assert (found.count, found.complete) == (5, True)
+    discovery = discover(seeded(Classifier), vectors(3, tokens=2), loss=cross_entropy)
+    assert (discovery.count, discovery.complete) == (5, True)
 
 
 class TestApproximateLaws:
@@ -300,10 +300,10 @@ class TestApproximateLaws:
 
     def test_they_are_counted_apart(self) -> None:
         case = named("attention, rotary, query/key norm")
-        found = discover(case.model(epsilon=1e-6), case.sample)
-        assert (found.count, found.explained, found.approximate) == (7, 7, 4)
-        assert found.complete
-        nearly = [s for s in found.laws if not s.exact]
+        discovery = discover(case.model(epsilon=1e-6), case.sample)
+        assert (discovery.count, discovery.explained, discovery.approximate) == (7, 7, 4)
+        assert discovery.complete
+        nearly = [s for s in discovery.laws if not s.exact]
         assert all(1e-8 < s.epsilon < 1e-2 for s in nearly)
         assert {d for s in nearly for d in s.degrees} == {1}
 
@@ -381,7 +381,7 @@ class TestUnsuitable:
         ],
     )
     def test_says_why(self, build: Callable[[], Any], inputs: Any, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(Unsuitable, match=message):
+        with pytest.raises(UnsuitableError, match=message):
             discover(build(), inputs, **options)
 
     def test_batch_norm_with_running_statistics_is_studied(self) -> None:
@@ -389,7 +389,7 @@ class TestUnsuitable:
         assert discover(model, torch.zeros(2, 3), forms=False).verdict == Verdict.VERIFIED
 
     def test_too_many_parameters_are_refused_with_the_memory_they_need(self) -> None:
-        with pytest.raises(Unsuitable, match=r"needs about [\d,.]+ GB .* free on cpu"):
+        with pytest.raises(UnsuitableError, match=r"needs about [\d,.]+ GB .* free on cpu"):
             discover(nn.Linear(2000, 2000), torch.zeros(2000))
 
     def test_directions_of_very_different_size_are_all_counted(self) -> None:
@@ -399,17 +399,17 @@ class TestUnsuitable:
             return params["a"] * x[0] + 1e-11 * params["b"] * x[1] + 3e-12 * params["c"] * x[2]
 
         params = {name: torch.ones(1) for name in "abc"}
-        found = discover(f, torch.zeros(3, 1), params=params, forms=False)
-        assert found.verdict == Verdict.VERIFIED
-        assert found.count == 0
+        discovery = discover(f, torch.zeros(3, 1), params=params, forms=False)
+        assert discovery.verdict == Verdict.VERIFIED
+        assert discovery.count == 0
 
     def test_too_shallow_brackets_are_not_called_complete(self) -> None:
         """With plain fields only, four more laws seem to exist than do; no form explains them."""
         case = named("attention")
-        found = discover(case.model(), case.sample, depth=0)
-        assert found.count == 16
-        assert found.unexplained == 4
-        assert not found.complete
+        discovery = discover(case.model(), case.sample, depth=0)
+        assert discovery.count == 16
+        assert discovery.unexplained == 4
+        assert not discovery.complete
 
 
 class TestBrackets:
@@ -474,12 +474,12 @@ class TestBrackets:
 
 
 def test_the_result_reads_well() -> None:
-    found = discover(named("attention").model(), vectors(4))
-    assert repr(found) == "<Discovery: 12 laws of 64 parameters, all found; verified>"
-    assert "12 independent laws of 64 parameters, all found." in found.summary()
-    assert r"\begin{tabular}" in found.latex()
-    assert found.latex().count(r"\\") == 6
-    record = found.record()
+    discovery = discover(named("attention").model(), vectors(4))
+    assert repr(discovery) == "<Discovery: 12 laws of 64 parameters, all found; verified>"
+    assert "12 independent laws of 64 parameters, all found." in discovery.summary()
+    assert r"\begin{tabular}" in discovery.latex()
+    assert discovery.latex().count(r"\\") == 6
+    record = discovery.record()
     assert record["complete"] is True
     assert record["ranks"] == [48, 52, 52]
     assert math.isfinite(record["gap"])

@@ -58,16 +58,16 @@ def hidden(p: Parameters, x: Tensor) -> Tensor:
 
 
 def test_without_a_cast_the_pair_has_three_laws() -> None:
-    found = discover(plain, torch.zeros(3), params=PAIR)
-    assert (found.count, found.verdict.status) == (3, Status.VERIFIED)
+    discovery = discover(plain, torch.zeros(3), params=PAIR)
+    assert (discovery.count, discovery.verdict.status) == (3, Status.VERIFIED)
 
 
 @pytest.mark.parametrize("f", [between, throughout, hidden])
 def test_a_cast_to_float32_inside_leaves_the_count_open(f: Callable[..., Tensor]) -> None:
     """Rounding of 1e-7 fills every direction: nothing is dropped, so that there is no gap to judge."""
-    found = discover(f, torch.zeros(3), params=PAIR, forms=False)
-    assert found.verdict.status is Status.INCONCLUSIVE
-    assert "rounds to about" in found.verdict.message
+    discovery = discover(f, torch.zeros(3), params=PAIR, forms=False)
+    assert discovery.verdict.status is Status.INCONCLUSIVE
+    assert "rounds to about" in discovery.verdict.message
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-12, 1e-13, 1e-20, 1e-100])
@@ -75,8 +75,8 @@ def test_a_parameter_whose_gradient_is_tiny_is_not_conserved(scale: float) -> No
     def f(p: Parameters, x: Tensor) -> Tensor:
         return torch.stack([p["a"][0] * x[0], scale * p["b"][0] * x[1]])
 
-    found = discover(f, torch.zeros(2), params={"a": torch.ones(1), "b": torch.ones(1)})
-    assert (found.count, found.verdict.status) == (0, Status.VERIFIED)
+    discovery = discover(f, torch.zeros(2), params={"a": torch.ones(1), "b": torch.ones(1)})
+    assert (discovery.count, discovery.verdict.status) == (0, Status.VERIFIED)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-13, 1e-40])
@@ -93,8 +93,8 @@ def test_a_count_that_needs_brackets_of_tiny_fields_is_left_open(scale: float) -
 def test_a_gradient_that_is_rounding_alone_is_not_taken_for_a_small_one() -> None:
     """Key biases under softmax get no gradient but rounding, and are conserved."""
     torch.manual_seed(0)
-    found = discover(Attention(2, 1, bias=True), torch.zeros(3, 2), forms=False)
-    assert found.verdict.status is Status.VERIFIED
-    assert found.count == discover(Attention(2, 1, bias=True), torch.zeros(3, 2), forms=False, seed=1).count
+    discovery = discover(Attention(2, 1, bias=True), torch.zeros(3, 2), forms=False)
+    assert discovery.verdict.status is Status.VERIFIED
+    assert discovery.count == discover(Attention(2, 1, bias=True), torch.zeros(3, 2), forms=False, seed=1).count
     without = discover(Attention(2, 1), torch.zeros(3, 2), forms=False)
-    assert found.count > without.count
+    assert discovery.count > without.count

@@ -123,17 +123,17 @@ def test_discovered_laws_are_conserved_and_planted_laws_are_discovered(group: in
     for seed in range(group * EACH, (group + 1) * EACH):
         module, planted, words = compose(seed)
         model = module.double()
-        found = discover(model, torch.zeros(2, DIM), seed=seed, infer=False)
-        if found.verdict == Verdict.INCONCLUSIVE:
+        discovery = discover(model, torch.zeros(2, DIM), seed=seed, infer=False)
+        if discovery.verdict == Verdict.INCONCLUSIVE:
             undecided += 1
             continue
-        theta = dict(found.laws.parameters)
-        exact = [symmetry for symmetry in found.laws if symmetry.exact]
+        theta = dict(discovery.laws.parameters)
+        exact = [symmetry for symmetry in discovery.laws if symmetry.exact]
         laws = LawSet(symmetries=tuple(exact), parameters=theta)
         broken = {name: d for name, d in drifted(laws, model, theta, seed).items() if not d <= FLOW}
         assert broken == {}, f"seed {seed}: {words}"
         alone = rank_of_gradients(exact, theta)
-        assert rank_of_gradients([*exact, *planted], theta) == alone, f"seed {seed}: {words}\n{found.summary()}"
-        assert found.explained <= found.count
+        assert rank_of_gradients([*exact, *planted], theta) == alone, f"seed {seed}: {words}\n{discovery.summary()}"
+        assert discovery.explained <= discovery.count
     # A region of a kinked network can differ from the next; saying so is right, and must stay the exception.
     assert undecided <= EACH // 2

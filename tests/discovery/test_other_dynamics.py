@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conserved.certificates import certify
-from conserved.discovery import Unsuitable, discover
+from conserved.discovery import UnsuitableError, discover
 from conserved.discovery.metric import entropy
 from conserved.discovery.phase_space import FRICTION
 from conserved_papers.blocks import FeedForward, MixtureOfExperts, SwiGLU
@@ -31,7 +31,7 @@ def pair() -> FeedForward:
         ({"up.weight": torch.tensor([[1.0, 2.0, 3.0], [2.0, 5.0, 1.0]])}, 2),
         ({"up.weight": entropy, "down.weight": entropy}, 2),
     ],
-    ids=["Euclidean", "one number", "a number an entry", "entropy"],
+    ids=["Euclidean", "one number", "one number per entry", "entropy"],
 )
 def test_laws_in_another_metric_are_counted_and_certified(metric: dict[str, Any], count: int) -> None:
     found = discover(pair(), EXAMPLE, metric=metric, forms=False)
@@ -88,7 +88,7 @@ def test_under_the_entropy_the_sums_of_a_neuron_are_balanced_and_not_their_squar
     ids=["unknown", "zero", "NaN", "shape"],
 )
 def test_a_metric_that_is_none_is_refused(metric: dict[str, Any], message: str) -> None:
-    with pytest.raises(Unsuitable, match=message):
+    with pytest.raises(UnsuitableError, match=message):
         discover(pair(), EXAMPLE, metric=metric)
 
 
@@ -127,5 +127,5 @@ def test_the_antisymmetric_momentum_is_conserved_and_the_symmetric_one_is_not() 
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_an_unknown_dynamics_is_refused() -> None:
-    with pytest.raises(Unsuitable, match="heavy_ball"):
+    with pytest.raises(UnsuitableError, match="heavy_ball"):
         discover(pair(), EXAMPLE, dynamics="adam")  # type: ignore[call-overload]

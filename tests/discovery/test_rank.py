@@ -175,9 +175,9 @@ def test_brackets_of_that_gpt_are_those_of_ball_arithmetic() -> None:
 
 def test_directions_that_contradict_a_law_that_was_found_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoiled(*args: object, **options: object) -> object:
-        found = closure(*args, **options)  # type: ignore[arg-type]
-        found.span.add(unit(torch.ones(1, found.span.size, dtype=torch.float64)))
-        return found
+        result = closure(*args, **options)  # type: ignore[arg-type]
+        result.span.add(unit(torch.ones(1, result.span.size, dtype=torch.float64)))
+        return result
 
     monkeypatch.setattr(discovery, "closure", spoiled)
     torch.manual_seed(0)

@@ -11,8 +11,8 @@ from conserved.symmetry import Symmetry
 
 def law(laws: LawSet, family: str) -> Symmetry:
     """The one law of a family."""
-    (found,) = (symmetry for symmetry in laws if symmetry.family == family)
-    return found
+    (result,) = (symmetry for symmetry in laws if symmetry.family == family)
+    return result
 
 
 def test_inert_biases_of_a_fused_map_are_one_law() -> None:

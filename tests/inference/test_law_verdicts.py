@@ -256,8 +256,8 @@ class SoftmaxWithoutCorrection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Tensor:
         (shares,) = ctx.saved_tensors
-        found: Tensor = shares * slopes[0]
-        return found
+        result: Tensor = shares * slopes[0]
+        return result
 
 
 def test_a_shift_that_ends_in_a_function_with_a_backward_of_its_own_is_not_verified() -> None:

@@ -41,15 +41,15 @@ def loss_of(model: nn.Module) -> Tensor:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often laws were inferred."""
-    found: list[int] = []
+    result: list[int] = []
     plain = conserved.recognize
 
     def counting(*args: object, **kwargs: object) -> conserved.LawSet:
-        found.append(1)
+        result.append(1)
         return plain(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(live, "recognize", counting)
-    return found
+    return result
 
 
 class TestFirstCall:
@@ -115,7 +115,7 @@ class TestAudit:
         gradient = model.up.weight.grad
         assert gradient is not None
         gradient *= 1.5
-        with pytest.raises(conserved.GradientsDoNotConserve):
+        with pytest.raises(conserved.GradientsDoNotConserveError):
             optimizer.step()
         watch.remove()
 

@@ -34,10 +34,10 @@ def checked(model: nn.Module) -> LawSet:
 
 
 def families(laws: LawSet) -> dict[str, int]:
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for symmetry in laws:
-        found[symmetry.family] = found.get(symmetry.family, 0) + symmetry.numbers
-    return found
+        result[symmetry.family] = result.get(symmetry.family, 0) + symmetry.numbers
+    return result
 
 
 def test_with_a_frozen_base_only_the_factors_are_left() -> None:
@@ -52,9 +52,9 @@ def test_with_a_frozen_base_only_the_factors_are_left() -> None:
 
 
 def test_the_lie_closure_has_no_other_laws() -> None:
-    found = discover(Computing(adapted()), FAMILY.sample, loss=FAMILY.loss, forms=False)
-    assert found.verdict == Verdict.VERIFIED
-    assert found.count == 6
+    discovery = discover(Computing(adapted()), FAMILY.sample, loss=FAMILY.loss, forms=False)
+    assert discovery.verdict == Verdict.VERIFIED
+    assert discovery.count == 6
 
 
 def test_with_a_trained_base_its_laws_hold_with_the_factors_as_further_legs() -> None:

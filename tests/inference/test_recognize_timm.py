@@ -43,9 +43,9 @@ def test_all_identities_hold_and_there_are_as_many_as_expected(case: Case) -> No
 
 @pytest.mark.parametrize("case", CASES[:2], ids=ids)
 def test_there_are_as_many_laws_as_the_lie_closure_has(case: Case) -> None:
-    found = discover(case.model(), case.sample, loss=case.loss, forms=False)
-    assert found.verdict == Verdict.VERIFIED, found.verdict
-    assert found.count == case.conserved
+    discovery = discover(case.model(), case.sample, loss=case.loss, forms=False)
+    assert discovery.verdict == Verdict.VERIFIED, discovery.verdict
+    assert discovery.count == case.conserved
 
 
 def test_a_class_token_has_a_position_of_its_own() -> None:

@@ -49,9 +49,9 @@ def test_the_model_computes_the_same_after_any_group_element(case: Case) -> None
 @pytest.mark.parametrize("case", sampled(TORCH_CASES, 7), ids=ids)
 def test_there_are_as_many_laws_as_the_lie_closure_has(case: Case) -> None:
     seed = SEEDS.get(case.name, 0)
-    found = discover(built(case), case.sample, loss=case.loss, forms=False, seed=seed)
-    assert found.verdict == Verdict.VERIFIED, found.verdict
-    assert found.count == case.conserved
+    discovery = discover(built(case), case.sample, loss=case.loss, forms=False, seed=seed)
+    assert discovery.verdict == Verdict.VERIFIED, discovery.verdict
+    assert discovery.count == case.conserved
 
 
 def names(laws: LawSet) -> set[str]:

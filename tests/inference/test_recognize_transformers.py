@@ -68,9 +68,9 @@ def _seen_by_the_loss(family: Family, model: Computing, theta: dict[str, Tensor]
 def test_there_are_as_many_laws_as_the_lie_closure_has(family: Family) -> None:
     assert family.seed is not None
     model = family.build()
-    found = discover(Computing(model), family.sample, loss=family.loss, forms=False, seed=family.seed)
-    assert found.verdict == Verdict.VERIFIED, found.verdict
-    assert found.count == family.conserved + family.unexplained, family.why
+    discovery = discover(Computing(model), family.sample, loss=family.loss, forms=False, seed=family.seed)
+    assert discovery.verdict == Verdict.VERIFIED, discovery.verdict
+    assert discovery.count == family.conserved + family.unexplained, family.why
 
 
 def test_the_casts_to_float32_are_what_the_tests_pass_over() -> None:

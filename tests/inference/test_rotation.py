@@ -17,15 +17,15 @@ from conserved.inference.rotation import Rotations
 @pytest.fixture
 def decisions(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What was decided by running operations, in order."""
-    found: list[bool] = []
+    result: list[bool] = []
     still = Rotations._still
 
     def noted(self: Rotations, *given: list[int]) -> bool:
-        found.append(still(self, *given))
-        return found[-1]
+        result.append(still(self, *given))
+        return result[-1]
 
     monkeypatch.setattr(Rotations, "_still", noted)
-    return found
+    return result
 
 
 class Rotary(nn.Module):
@@ -50,8 +50,8 @@ class Rotary(nn.Module):
         q, k = self.turned(self.q(x)), self.turned(self.k(x)) * self.factors
         slopes = -torch.arange(5.0, dtype=x.dtype)[:, None] * x.new_ones(5)
         scores = torch.baddbmm(slopes.expand(len(x), 5, 5), q, k.mT) if self.biased else q @ k.mT
-        found: Tensor = x + self.o(scores.softmax(-1) @ self.v(x))
-        return found
+        result: Tensor = x + self.o(scores.softmax(-1) @ self.v(x))
+        return result
 
 
 def kinds(laws: LawSet, layer: int) -> set[str]:

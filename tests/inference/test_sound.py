@@ -550,3 +550,13 @@ def test_held_out_models_have_no_wrong_law_on_any_of_their_inputs(start: int) ->
         laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
         for args in inputs if len(laws) and "spectral" not in name else ():
             assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name
+
+
+def test_a_first_power_mixes_entries_and_a_second_does_not() -> None:
+    torch.manual_seed(0)
+    parameters = {"a": torch.randn(5, 4), "b": torch.randn(4, 3)}
+    for exponent, numbers in ((1, 10), (1.0, 10), (2, 4)):
+        model = Function(
+            lambda p, x, k=exponent: ((x @ p.a) ** k) @ p.b, **{n: t.clone() for n, t in parameters.items()}
+        )
+        assert true_of(model, torch.randn(6, 5)).numbers == numbers

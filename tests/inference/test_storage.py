@@ -23,10 +23,10 @@ INPUT = torch.zeros(5, 4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_attention_has_its_twelve_laws_in_every_layout(layout: str) -> None:
     torch.manual_seed(0)
-    found = discover(LAYOUTS[layout](), INPUT, infer=False)
-    assert found.complete, found
-    assert (found.count, found.explained) == (12, 12)
-    assert sorted(law.kind.group(law.n, law.m) for law in found.laws) == ["GL(2)"] * 4
+    discovery = discover(LAYOUTS[layout](), INPUT, infer=False)
+    assert discovery.complete, discovery
+    assert (discovery.count, discovery.explained) == (12, 12)
+    assert sorted(law.kind.group(law.n, law.m) for law in discovery.laws) == ["GL(2)"] * 4
 
 
 SCORES = [
@@ -46,17 +46,17 @@ SCORES = [
 def test_stacked_attention_of_every_sort_is_complete(build: object, laws: int) -> None:
     torch.manual_seed(0)
     assert callable(build)
-    found = discover(build(), INPUT, infer=False)
-    assert found.complete, found
-    assert found.count == laws
+    discovery = discover(build(), INPUT, infer=False)
+    assert discovery.complete, discovery
+    assert discovery.count == laws
 
 
 def test_rotary_planes_in_a_stack_are_complex() -> None:
     for scores, order in itertools.product(("rotary pairs", "rotary halves"), ("hde", "dhe", "hed")):
         torch.manual_seed(0)
-        found = find_laws(stacked(order, heads=2, width=4, head=4, scores=scores), INPUT)
-        kinds = sorted(law.kind.code for law in found)
-        assert kinds == ["complex_scaling", "general_linear", "general_linear"], (scores, order, found.summary())
+        laws = find_laws(stacked(order, heads=2, width=4, head=4, scores=scores), INPUT)
+        kinds = sorted(law.kind.code for law in laws)
+        assert kinds == ["complex_scaling", "general_linear", "general_linear"], (scores, order, laws.summary())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -108,12 +108,12 @@ class StackedExperts(nn.Module):
 
 def test_stacked_experts_and_classes_have_their_scalings_and_shifts() -> None:
     torch.manual_seed(0)
-    found = discover(StackedExperts(), torch.zeros(4), loss="cross_entropy", infer=False)
-    assert found.complete, found.summary()
+    discovery = discover(StackedExperts(), torch.zeros(4), loss="cross_entropy", infer=False)
+    assert discovery.complete, discovery.summary()
     # Two gated neurons for each of three experts, GL(4) between all experts' outputs and the head, the router's four
     # sums over experts and four sums over each of two groups of classes.
-    assert found.count == 6 + 10 + 4 + 8
-    assert {law.kind.code for law in found.laws} >= {"scaling", "general_linear", "translation"}
+    assert discovery.count == 6 + 10 + 4 + 8
+    assert {law.kind.code for law in discovery.laws} >= {"scaling", "general_linear", "translation"}
 
 
 def test_deep_linear_chains_in_a_stack_are_separated_into_their_layers() -> None:
@@ -128,10 +128,10 @@ def test_deep_linear_chains_in_a_stack_are_separated_into_their_layers() -> None
             return x
 
     torch.manual_seed(0)
-    found = discover(Chain(), torch.zeros(3), infer=False)
-    assert found.complete, found.summary()
-    assert sorted(law.kind.group(law.n, law.m) for law in found.laws) == ["GL(3)"] * 3
-    assert found.count == 3 * 6
+    discovery = discover(Chain(), torch.zeros(3), infer=False)
+    assert discovery.complete, discovery.summary()
+    assert sorted(law.kind.group(law.n, law.m) for law in discovery.laws) == ["GL(3)"] * 3
+    assert discovery.count == 3 * 6
 
 
 class TestLayout:
@@ -154,10 +154,10 @@ class TestLayout:
         shape = tuple(sizes[axis] for axis in order)
         places = np.arange(30).reshape(shape).transpose([order.index(axis) for axis in "hed"])
         kept = {"as it is": shape, "flat": (30,), "two axes": (shape[0], shape[1] * shape[2])}[stored]
-        for one in places:
-            view = view_of("w", kept, one)
+        for place in places:
+            view = view_of("w", kept, place)
             assert view is not None
-            assert np.array_equal(view.matrix(torch.arange(30).reshape(kept)).numpy(), one)
+            assert np.array_equal(view.matrix(torch.arange(30).reshape(kept)).numpy(), place)
 
 
 class TestNullSpace:

@@ -254,6 +254,6 @@ def spoiled_gradients(model: nn.Module, loss: Any) -> dict[str, Tensor]:
     """Gradients of a backward pass that loses part of one head's key gradient."""
     model.zero_grad()
     loss().backward()
-    found = gradients(model)
-    found["encoder.layer.3.attention.self.key.weight"][160:192] *= 0.9
-    return found
+    result = gradients(model)
+    result["encoder.layer.3.attention.self.key.weight"][160:192] *= 0.9
+    return result

@@ -105,7 +105,7 @@ def test_gradients_accumulate_as_without_it_and_steps_between_do_no_harm() -> No
         if watch:
             audits.__exit__()
             assert len(audits.audits) == 3
-            assert all(one.ok for one in audits.audits)
+            assert all(audit.ok for audit in audits.audits)
         found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     for with_audits, without in zip(*found, strict=True):
         torch.testing.assert_close(with_audits, without)
@@ -166,7 +166,7 @@ def test_a_model_nothing_is_known_of_is_no_failure() -> None:
     with BackwardAudits() as audits:
         model = nn.Sequential(nn.Linear(3, 3), nn.GELU())
         model(torch.ones(2, 3)).sum().backward()
-    assert audits.audits == [] or all(not one.failures for one in audits.audits)
+    assert audits.audits == [] or all(not audit.failures for audit in audits.audits)
 
 
 def test_the_plugin_imports_neither_the_package_nor_torch() -> None:

@@ -42,13 +42,13 @@ def test_a_router_with_gradients_of_other_samples_is_not_ok() -> None:
     model, x, other = Router(8), torch.randn(32, 12), torch.randn(32, 12)
     laws = recognize(model, x)
     model(other).sin().sum().backward()
-    found = audit(model, laws)
-    assert not found.failures
-    assert found.coverage.touched == 1, "what coverage said before: all of it"
-    assert found.coverage.parameters == pytest.approx(1 / 8)
-    assert found.coverage.directions == pytest.approx(1 / 8)
-    assert not found.ok
-    assert found.reason == "12 % of the trained entries were tested to 10 % or better; ok needs 50 %."
+    result = audit(model, laws)
+    assert not result.failures
+    assert result.coverage.touched == 1, "what coverage said before: all of it"
+    assert result.coverage.parameters == pytest.approx(1 / 8)
+    assert result.coverage.directions == pytest.approx(1 / 8)
+    assert not result.ok
+    assert result.reason == "12 % of the trained entries were tested to 10 % or better; ok needs 50 %."
 
 
 def test_a_class_shift_over_many_rows_sees_one_direction_in_as_many() -> None:
@@ -63,12 +63,12 @@ def test_identities_of_several_legs_count_for_all_entries_and_say_how_few_direct
     model, x = Gated(), torch.randn(16, 6)
     laws = recognize(model, x)
     model(x).sin().sum().backward()
-    found = audit(model, laws)
-    assert found.coverage.seen == pytest.approx({"gate.weight": 0, "up.weight": 1 / 6, "down.weight": 1 / 6})
-    assert found.coverage.parameters == pytest.approx(2 / 3)
-    assert found.ok
-    assert found.reason == ""
-    assert "11 % of their gradients' directions" in str(found.coverage)
+    result = audit(model, laws)
+    assert result.coverage.seen == pytest.approx({"gate.weight": 0, "up.weight": 1 / 6, "down.weight": 1 / 6})
+    assert result.coverage.parameters == pytest.approx(2 / 3)
+    assert result.ok
+    assert result.reason == ""
+    assert "11 % of their gradients' directions" in str(result.coverage)
 
 
 def _rank(symmetries: tuple[Symmetry, ...], parameters: dict[str, Tensor], name: str) -> int:

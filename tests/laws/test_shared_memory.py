@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from conserved import Status, audit, certify, discover, recognize
 from conserved.blocks import Attention, FeedForward
-from conserved.discovery import Unsuitable
+from conserved.discovery import UnsuitableError
 from conserved.inference.live import parameters_of, parts_of
 from conserved.laws.shared_memory import overlapping
 
@@ -140,7 +140,7 @@ def test_a_parameter_that_is_part_of_something_else_loses_its_laws_and_cannot_be
     else:
         # What the forward pass does not read takes no law away.
         assert {symmetry.family for symmetry in laws} == {"query_key", "value_output"}
-    with pytest.raises(Unsuitable, match=r"[qk]\.weight shares memory with"):
+    with pytest.raises(UnsuitableError, match=r"[qk]\.weight shares memory with"):
         discover(model, torch.zeros(3, 4))
 
 

@@ -99,7 +99,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
 
 def sources_of(symmetries: Sequence[Symmetry], seed: int, dtype: torch.dtype) -> tuple[Point, Direction]:
     generator = torch.Generator().manual_seed(seed)
-    shapes = {leg.view.parameter: leg.view.shape for one in symmetries for leg in one.legs}
+    shapes = {leg.view.parameter: leg.view.shape for symmetry in symmetries for leg in symmetry.legs}
     theta, slopes = (
         {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()} for _ in range(2)
     )
@@ -127,7 +127,7 @@ def at_once(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, siz
 
 
 def in_portions(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, sizes: bool = False) -> Moments:
-    wanted = Wanted(isinstance(pairs, LawPairs), any(isinstance(one, Magnitudes) for one in sources), sizes)
+    wanted = Wanted(isinstance(pairs, LawPairs), any(isinstance(source, Magnitudes) for source in sources), sizes)
     return Moments(len(plan.symmetries), read_in_portions(plan, Gathered(sources, tuple(pairs)), wanted, None))
 
 
@@ -143,7 +143,7 @@ def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
     close = partial(torch.testing.assert_close, rtol=AGREE[dtype], atol=AGREE[dtype])
     everything, laws = way(plan, sources, PAIRS), way(plan, sources, LawPairs(PAIRS))
     sizes = way(plan, sources, PAIRS, sizes=True)
-    bounds = way(plan, [Magnitudes(one) for one in sources], LawPairs(PAIRS)).values(1)
+    bounds = way(plan, [Magnitudes(source) for source in sources], LawPairs(PAIRS)).values(1)
     for number, (i, j) in enumerate(PAIRS):
         values, parts = everything.values(number), laws.values(number)
         for symmetry, value, part in zip(symmetries, values, parts, strict=True):
@@ -181,8 +181,8 @@ def test_copies_are_of_what_is_planned_and_not_of_what_was_worked_out_since() ->
     for made in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
         again, planned = made(symmetry), made(plan)
         assert again == symmetry
-        assert {*vars(again)} == {one.name for one in fields(Symmetry)}
-        assert {*vars(planned)} == {one.name for one in fields(Plan)}
+        assert {*vars(again)} == {field.name for field in fields(Symmetry)}
+        assert {*vars(planned)} == {field.name for field in fields(Plan)}
         assert torch.equal(again.law(theta), values)
         assert torch.equal(planned.evaluate([Point(theta)], LawPairs([(0, 0)])).values()[0], values)
 

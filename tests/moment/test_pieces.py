@@ -27,7 +27,7 @@ def places(axes: Axes) -> list[int]:
 
 def entries(layout: Layout) -> list[list[int]]:
     """Of every member of the batch, in order, where its entries lie."""
-    members = [layout.offset + one for one in places(layout.batch)]
+    members = [layout.offset + place for place in places(layout.batch)]
     inner = [a + b for a, b in itertools.product(places(layout.rows), places(layout.columns))]
     return [[begin + one for one in inner] for begin in members]
 
@@ -48,7 +48,7 @@ def test_pieces_have_the_same_entries(columns: int, batch: Axes) -> None:
     assert found.count("batch") == pieces * layout.count("batch")
     members = entries(found)
     together = [sorted(itertools.chain(*members[i : i + pieces])) for i in range(0, len(members), pieces)]
-    assert together == [sorted(one) for one in entries(layout)]
+    assert together == [sorted(entry) for entry in entries(layout)]
     assert found.count("columns") <= 512 or batch[0][0] > 1 or columns in (513, 50_257)
     if columns == 3000 and batch[0][0] == 1:
         assert found.count("columns") == 500

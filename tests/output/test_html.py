@@ -94,8 +94,8 @@ def test_an_audit_shows_the_verdict_and_the_worst_identity_first() -> None:
 
 
 def test_a_discovery_shows_its_ranks_and_laws() -> None:
-    found = discover(blocks.SwiGLU(3, 4), torch.zeros(5, 3))
-    shown = Reader(found._repr_html_())
+    discovery = discover(blocks.SwiGLU(3, 4), torch.zeros(5, 3))
+    shown = Reader(discovery._repr_html_())
     assert "VERIFIED 4 independent laws of 36 parameters, all found." in shown.text
     assert "rank by depth of brackets: 32, 32" in shown.text
     assert shown.rows[-1][-1] == "4"

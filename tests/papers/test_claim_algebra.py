@@ -18,7 +18,7 @@ from conserved_papers.claims import paper_blocks as block
 from conserved_papers.claims.balls import ball, scalar_attention
 from conserved_papers.claims.certified import certificate, forms_of, gradients, named
 from conserved_papers.claims.descents import constant, drifts, exponent, flow, scattered
-from conserved_papers.claims.judging import held, judged
+from conserved_papers.claims.judging import confirm, decide
 from conserved_papers.claims.matrix_words import Words, matrices
 from conserved_papers.claims.polynomials import (
     Letters,
@@ -135,9 +135,9 @@ class TestRuns:
 
 
 def test_only_a_proof_makes_a_claim_proved() -> None:
-    assert held("So.", Evidence(what="measured", value=1.0)) == Verdict.VERIFIED
-    assert held("So.", Evidence(what="shown", proof=True), scope="all sizes") == Verdict.PROVED
-    assert judged(False, "So.", "Not so.", Evidence(what="shown", proof=True)) == Verdict.REFUTED
+    assert confirm("So.", Evidence(what="measured", value=1.0)) == Verdict.VERIFIED
+    assert confirm("So.", Evidence(what="shown", proof=True), scope="all sizes") == Verdict.PROVED
+    assert decide(False, "So.", "Not so.", Evidence(what="shown", proof=True)) == Verdict.REFUTED
 
 
 class TestWords:
@@ -148,13 +148,13 @@ class TestWords:
         numbers = {name: rng.integers(-3, 4, (3, 3)) for name in "ABM"}
 
         def value(words: Words) -> Any:
-            found = np.zeros((3, 3))
+            result = np.zeros((3, 3))
             for word, factor in words.terms.items():
                 product = np.eye(3)
                 for letter in word:
                     product = product @ (numbers[letter[0]].T if letter.endswith("'") else numbers[letter])
-                found = found + float(factor) * product
-            return found
+                result = result + float(factor) * product
+            return result
 
         a, b, m = matrices("ABM")
         x, y, z = (numbers[name] for name in "ABM")

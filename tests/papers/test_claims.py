@@ -17,7 +17,7 @@ import pytest
 import conserved
 from claim_mutations import MUTATIONS
 from conserved import Evidence, Verdict
-from conserved.claims import Claim, NoSuchClaim, Outcome, claims
+from conserved.claims import Claim, NoSuchClaimError, Outcome, claims
 from conserved.verdict import Status
 from conserved_papers.claims import errata, judging, passages, registry
 from conserved_papers.claims.appendix import appendix_pages, line_parts
@@ -180,12 +180,8 @@ class TestTheLedger:
         names = [claim.code for claim in claims(pattern)]
         assert [name for name in names if not name.startswith("note.L13")] == codes
 
-    @pytest.mark.parametrize("old", registry.RENAMED)
-    def test_a_code_of_the_first_version_leads_to_what_took_its_place(self, old: str) -> None:
-        assert [claim.code for claim in claims(old)] == [registry.RENAMED[old]]
-
     def test_a_pattern_that_matches_nothing_says_what_there_is(self) -> None:
-        with pytest.raises(NoSuchClaim, match=r"note\.L10"):
+        with pytest.raises(NoSuchClaimError, match=r"note\.L10"):
             claims("nothing")
 
     def test_run_is_public(self) -> None:
@@ -380,24 +376,24 @@ class TestClasses:
 class TestJudging:
     def test_a_verdict_is_as_strong_as_its_weakest_needed_part(self) -> None:
         proof, figure = Evidence(what="argument", proof=True), Evidence(what="run", value=0.1, limit=1.0)
-        assert judging.held("", proof, figure, scope="all sizes") == Verdict.VERIFIED
-        assert judging.held("", proof, scope="all sizes", beside=[figure]) == Verdict.PROVED
+        assert judging.confirm("", proof, figure, scope="all sizes") == Verdict.VERIFIED
+        assert judging.confirm("", proof, scope="all sizes", beside=[figure]) == Verdict.PROVED
         with pytest.raises(ValueError, match="scope"):
-            judging.held("", proof)
-        strong, weak = judging.held("", proof, scope="at d = 1"), judging.held("", figure)
+            judging.confirm("", proof)
+        strong, weak = judging.confirm("", proof, scope="at d = 1"), judging.confirm("", figure)
         assert judging.together(strong, strong) == Verdict.PROVED
         assert judging.together(strong, weak) == Verdict.VERIFIED
-        assert judging.together(strong, judging.refuted("no", figure)) == Verdict.REFUTED
+        assert judging.together(strong, judging.refute("no", figure)) == Verdict.REFUTED
 
     def test_an_answer_needs_support(self) -> None:
         proof = Evidence(what="argument", proof=True)
-        found = judging.answered("Yes.", judging.held("So it is.", proof, scope="at d = 1"))
+        found = judging.answer("Yes.", judging.confirm("So it is.", proof, scope="at d = 1"))
         assert (found.status, "proved (at d = 1)" in found.message) == (Status.ANSWERED, True)
-        assert judging.answered("Yes.", judging.refuted("It is not.", proof)) == Verdict.REFUTED
+        assert judging.answer("Yes.", judging.refute("It is not.", proof)) == Verdict.REFUTED
 
     def test_an_answer_keeps_the_case_of_formulas(self) -> None:
         proof = Evidence(what="argument", proof=True)
-        found = judging.answered("Yes.", judging.held("E‖A‖ is.", proof, scope="at L = 2, 4, 8"))
+        found = judging.answer("Yes.", judging.confirm("E‖A‖ is.", proof, scope="at L = 2, 4, 8"))
         assert found.message == "Yes. (proved (at L = 2, 4, 8): E‖A‖ is.)"
 
     def test_a_step_that_fails_breaks_the_argument(self) -> None:

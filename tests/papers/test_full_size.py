@@ -39,9 +39,9 @@ def test_a_law_beyond_the_bound_at_full_size_refutes_its_figure(monkeypatch: pyt
     spoiled = json.loads(json.dumps(full_size.stored()))
     spoiled["cifar"]["laws"]["gated_neurons"]["share"] = 1.5
     monkeypatch.setattr(full_size, "stored", lambda: spoiled)
-    found = check()
-    assert found.status.value == "refuted"
-    assert any(item.value == 1.5 for item in found.evidence)
+    result = check()
+    assert result.status.value == "refuted"
+    assert any(item.value == 1.5 for item in result.evidence)
 
 
 def test_a_rate_that_full_size_runs_do_not_show_refutes_its_figure(monkeypatch: pytest.MonkeyPatch) -> None:

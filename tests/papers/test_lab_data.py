@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from conserved_papers.lab.data import Unusable, open_images, open_text
+from conserved_papers.lab.data import UnusableDataError, open_images, open_text
 from conserved_papers.lab.data.embedded import digits, standard_library, standard_library_text
 from conserved_papers.lab.data.sources import kind_of
 from conserved_papers.lab.recipes import examples_of, named
@@ -117,7 +117,7 @@ def test_targets_are_the_tokens_after_the_inputs() -> None:
 
 def test_the_corpus_is_the_interpreters_own_text() -> None:
     assert b"import" in standard_library_text(4096)
-    with pytest.raises(Unusable, match="were asked for"):
+    with pytest.raises(UnusableDataError, match="were asked for"):
         standard_library_text(1 << 40)
 
 
@@ -139,9 +139,9 @@ def test_images_are_resized_coloured_and_standardised(tmp_path: Path) -> None:
 def test_a_recipe_takes_data_of_its_own_kind_only(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("in the beginning " * 50)
     assert examples_of(named("bytes"), str(tmp_path / "book.txt")).name == "book.txt"
-    with pytest.raises(Unusable, match="trained on images"):
+    with pytest.raises(UnusableDataError, match="trained on images"):
         examples_of(named("digits"), str(tmp_path / "book.txt"))
-    with pytest.raises(Unusable, match="--data PATH"):
+    with pytest.raises(UnusableDataError, match="--data PATH"):
         examples_of(named("cifar"))
 
 
@@ -149,7 +149,7 @@ def test_the_pickled_cifar_is_refused_and_not_opened(tmp_path: Path, monkeypatch
     monkeypatch.setattr(pickle, "load", lambda _: pytest.fail("a pickle was opened"))
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": 1}))
     for call in (lambda: kind_of(str(tmp_path)), lambda: open_images(str(tmp_path), size=32, limit=1)):
-        with pytest.raises(Unusable, match="cifar-10-binary"):
+        with pytest.raises(UnusableDataError, match="cifar-10-binary"):
             call()
 
 
@@ -184,7 +184,7 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
 
 def test_what_is_wrong_with_images_is_said(tmp_path: Path) -> None:
     for name, (folder, says) in broken(tmp_path).items():
-        with pytest.raises(Unusable) as told:
+        with pytest.raises(UnusableDataError) as told:
             open_images(str(folder), size=32, limit=4)
         assert says in str(told.value), name
         assert str(folder) in str(told.value), name
@@ -198,21 +198,21 @@ def test_what_is_wrong_with_images_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ptb.train.txt", "wiki.train.tokens", "book.txt"])
 def test_what_is_wrong_with_texts_is_said(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Unusable, match=says):
+    with pytest.raises(UnusableDataError, match=says):
         open_text(str(tmp_path / name), vocabulary=100)
 
 
 def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("short")
-    with pytest.raises(Unusable, match="at least 17"):
+    with pytest.raises(UnusableDataError, match="at least 17"):
         open_text(str(tmp_path / "book.txt"), vocabulary=256).examples(1, length=16)
 
 
 def test_labels_beyond_the_models_classes_are_refused(tmp_path: Path) -> None:
     images = open_images(str(fashion(tmp_path)), size=28, limit=6)
-    with pytest.raises(Unusable, match="tells 3 classes apart"):
+    with pytest.raises(UnusableDataError, match="tells 3 classes apart"):
         images.examples(6, size=28, channels=1, classes=3)
-    with pytest.raises(Unusable, match="were asked for"):
+    with pytest.raises(UnusableDataError, match="were asked for"):
         images.examples(7, size=28, channels=1, classes=10)
 
 
@@ -241,9 +241,9 @@ def test_anything_that_datasets_loads_can_be_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     assert open_text("datasets:some/set:raw", vocabulary=9).tokens.tolist() == [0, 1, 0, 2]
     assert asked == [("some/set", "raw", "train")]
-    with pytest.raises(Unusable, match="no such data set"):
+    with pytest.raises(UnusableDataError, match="no such data set"):
         open_text("datasets:missing", vocabulary=9)
-    with pytest.raises(Unusable, match="one of image, img was expected"):
+    with pytest.raises(UnusableDataError, match="one of image, img was expected"):
         open_images("datasets:some/set", size=8, limit=2)
 
 

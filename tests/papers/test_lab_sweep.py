@@ -20,7 +20,7 @@ import pytest
 import sweep_runner
 from conserved.store.run_store import RunStore, store_document
 from conserved_papers.lab.places import Here, Place, Ray
-from conserved_papers.lab.sweep import KIND, NoRoom, Training, checkpoints, sweep, trainings, trajectories
+from conserved_papers.lab.sweep import KIND, NoRoomError, Training, checkpoints, sweep, trainings, trajectories
 from conserved_papers.lab.task import Task
 from sweep_runner import RESULTS, Dies, tasks
 
@@ -43,8 +43,8 @@ def count(store: Path) -> int:
     with closing(sqlite3.connect(store, timeout=60)) as db:
         if not db.execute("select 1 from sqlite_master where name = 'document'").fetchone():
             return 0
-        found: int = db.execute("select count(*) from document where kind = ?", (KIND,)).fetchone()[0]
-        return found
+        result: int = db.execute("select count(*) from document where kind = ?", (KIND,)).fetchone()[0]
+        return result
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_a_full_disk_is_said_and_nothing_stored_is_lost(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", small)
-        with pytest.raises(NoRoom, match=r"disk is full.*is safe.*run the same command again"):
+        with pytest.raises(NoRoomError, match=r"disk is full.*is safe.*run the same command again"):
             sweep(tasks(), store, Here())
     left = count(store)
     assert left >= 3

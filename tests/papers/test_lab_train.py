@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import LawSet, Monitor, recognize
-from conserved_papers.lab.checkpoint import Foreign
+from conserved_papers.lab.checkpoint import ForeignError
 from conserved_papers.lab.data import Examples
 from conserved_papers.lab.memory import bytes_kept, micro_batch
 from conserved_papers.lab.recipes import (
@@ -28,7 +28,7 @@ from conserved_papers.lab.recipes import (
     small_text,
 )
 from conserved_papers.lab.schedule import Schedule
-from conserved_papers.lab.train import Diverged, Limits, batch_indices, loss_of, marks, train
+from conserved_papers.lab.train import DivergedError, Limits, batch_indices, loss_of, marks, train
 from conserved_papers.lab.trajectory import Trajectory
 from conserved_papers.lab.watched import watch, watch_recipe
 from reference.descent import descend
@@ -258,10 +258,10 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
     recipe, limits = tiny(), Limits(checkpoint=tmp_path / "run.pt")
     with pytest.raises(Stop):
         train(recipe, examples_of(recipe), rate=0.02, limits=limits, progress=interrupted_at(2))
-    with pytest.raises(Foreign, match=r"its rate is 0\.02"):
+    with pytest.raises(ForeignError, match=r"its rate is 0\.02"):
         train(recipe, examples_of(recipe), rate=0.03, limits=limits)
     (tmp_path / "run.pt").write_bytes((tmp_path / "run.pt").read_bytes()[:200])
-    with pytest.raises(Foreign, match="Delete it"):
+    with pytest.raises(ForeignError, match="Delete it"):
         train(recipe, examples_of(recipe), rate=0.02, limits=limits)
 
 
@@ -275,7 +275,7 @@ def test_a_run_stops_when_its_time_is_up_and_says_where() -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_seed_and_step() -> None:
     recipe = replace(named("relu-attention"), seeds=(0, 1))
-    with pytest.raises(Diverged, match=r"seed \d is no longer finite at step .*smaller step"):
+    with pytest.raises(DivergedError, match=r"seed \d is no longer finite at step .*smaller step"):
         train(recipe, examples_of(recipe), rate=10.0)
 
 

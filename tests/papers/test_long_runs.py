@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from conserved_papers.lab.checkpoint import Foreign
+from conserved_papers.lab.checkpoint import ForeignError
 from conserved_papers.lab.data import Examples
 from conserved_papers.lab.fits import slope
 from conserved_papers.lab.long import Arithmetic, LongRun, _Long, operations, recorded_steps, train_on
 from conserved_papers.lab.recipes import Recipe, build, cifar, penn
 from conserved_papers.lab.schedule import Schedule
 from conserved_papers.lab.step_account import RunLedger
-from conserved_papers.lab.train import Diverged, Limits, loss_of
+from conserved_papers.lab.train import DivergedError, Limits, loss_of
 from conserved_papers.lab.trajectory import Trajectory
 from conserved_papers.lab.watched import watch
 from conserved_papers.lab.windows import comparison, in_step_size_at, windows
@@ -141,7 +141,7 @@ def test_a_run_interrupted_twice_is_the_one_that_was_not(
 def test_a_checkpoint_of_another_arithmetic_is_refused(tmp_path: Path) -> None:
     recipe = tiny("vision")
     trained(recipe, "double", checkpoint=tmp_path / "run.pt", steps=2)
-    with pytest.raises(Foreign, match="arithmetic"):
+    with pytest.raises(ForeignError, match="arithmetic"):
         trained(recipe, "single", checkpoint=tmp_path / "run.pt")
 
 
@@ -156,7 +156,7 @@ def test_progress_says_steps_and_time_left(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_no_longer_finite_stop_the_run() -> None:
-    with pytest.raises(Diverged, match="no longer finite"):
+    with pytest.raises(DivergedError, match="no longer finite"):
         trained(tiny("decoder"), "single", rate=1e30)
 
 

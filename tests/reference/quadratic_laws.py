@@ -135,12 +135,12 @@ def _fields(function: ParameterFunction, count: int, seed: int) -> tuple[Tensor,
 def _slopes(null: Tensor, first: np.ndarray, second: np.ndarray, theta: Tensor) -> Tensor:
     """Gradients of the laws at a point."""
     pairs, linear = null[:, : first.size], null[:, first.size :]
-    found = linear.clone()
+    result = linear.clone()
     a, b = torch.as_tensor(first), torch.as_tensor(second)
-    found.index_add_(1, a, pairs * theta[b])
+    result.index_add_(1, a, pairs * theta[b])
     off = a != b
-    found.index_add_(1, b[off], pairs[:, off] * theta[a[off]])
-    return found
+    result.index_add_(1, b[off], pairs[:, off] * theta[a[off]])
+    return result
 
 
 def _listed(laws: LawSet, function: ParameterFunction, theta: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from conserved import audit, recognize
 from conserved.cli import main
 from conserved.output.figure import line, panels
-from conserved.report import NoSuchRun, NotAStore, Unwritable, write_report
+from conserved.report import NoSuchRunError, NotAStoreError, UnwritableError, write_report
 from conserved.report.claimcards import tally
 from conserved.report.contents import read
 from conserved.report.drawing import drawn
@@ -445,7 +445,7 @@ class TestStores:
         heads = contents.compared.table.columns[5:]
         for head, cell in zip(heads, contents.compared.table.rows[1][5:], strict=True):
             assert cell == numeral(last[head.removeprefix("error of ")])
-        with pytest.raises(NoSuchRun, match=r"has no run 'four'. It has: one, two, three"):
+        with pytest.raises(NoSuchRunError, match=r"has no run 'four'. It has: one, two, three"):
             write_report(store, tmp_path / "page.html", runs=["four"])
 
     def test_the_first_screen_has_a_verdict_with_coverage_and_the_plot_that_matters(self, tmp_path: Path) -> None:
@@ -454,11 +454,11 @@ class TestStores:
         laws = recognize(model, torch.randn(2, 6, 8, dtype=torch.float64))
         model.zero_grad()
         model(torch.randn(2, 6, 8, dtype=torch.float64)).square().mean().backward()
-        found = audit(model, laws)
-        store_document(store, "audit", "a", found.record() | {"coverage": 0.5})
+        result = audit(model, laws)
+        store_document(store, "audit", "a", result.record() | {"coverage": 0.5})
         status, text = verdict_line(read(store))
         assert status == "verified"
-        assert text.startswith(f"All {len(found.rows)} gradient identities hold over 50.0% of the parameters; ")
+        assert text.startswith(f"All {len(result.rows)} gradient identities hold over 50.0% of the parameters; ")
         shown = hero(read(store))
         assert shown is not None
         assert shown.title == "What the first-order change is due to"
@@ -526,7 +526,7 @@ class TestStores:
             path.mkdir()
         else:
             path.write_bytes(content)
-        with pytest.raises(NotAStore, match=message):
+        with pytest.raises(NotAStoreError, match=message):
             write_report(path, tmp_path / "page.html")
         assert not (tmp_path / "page.html").exists()
         assert content is None or path.read_bytes() == content
@@ -538,7 +538,7 @@ class TestStores:
         db.commit()
         db.close()
         before = path.read_bytes()
-        with pytest.raises(NotAStore, match="not a run store: it has the tables recipes"):
+        with pytest.raises(NotAStoreError, match="not a run store: it has the tables recipes"):
             write_report(path, tmp_path / "page.html")
         assert path.read_bytes() == before
         with pytest.raises(FileNotFoundError, match="no run store"):
@@ -692,10 +692,10 @@ class TestWriting:
     def test_what_cannot_be_written_says_so_and_leaves_what_was_there(
         self, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with pytest.raises(Unwritable, match="is a folder"):
+        with pytest.raises(UnwritableError, match="is a folder"):
             write_report(hostile, tmp_path)
         (tmp_path / "file").write_text("x")
-        with pytest.raises(Unwritable, match="cannot be written"):
+        with pytest.raises(UnwritableError, match="cannot be written"):
             write_report(hostile, tmp_path / "file" / "page.html")
         output = tmp_path / "page.html"
         output.write_text("an earlier report")
@@ -704,7 +704,7 @@ class TestWriting:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "replace", full)
-        with pytest.raises(Unwritable, match="No space left on device"):
+        with pytest.raises(UnwritableError, match="No space left on device"):
             write_report(hostile, output)
         assert output.read_text() == "an earlier report"
         assert sorted(os.listdir(tmp_path)) == ["file", "page.html"]

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from conserved import Monitor
-from conserved.optional import Missing, require
+from conserved.optional import MissingPackageError, require
 from conserved.tracking import LiveTable, Sink, StepRecord, TensorBoard, Trackio, WeightsAndBiases
 from training import decoder, exact_text_loss, train
 
@@ -51,7 +51,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     for record in monitor.records:
         for name, value in record.scalars(laws=True).items():
             assert f"conserved/{name}" in tags
-            (event,) = [one for one in reader.Scalars(f"conserved/{name}") if one.step == record.step]
+            (event,) = [scalar for scalar in reader.Scalars(f"conserved/{name}") if scalar.step == record.step]
             assert event.value == pytest.approx(value, rel=1e-6)
     assert any(tag.startswith("conserved/residual/layers.0.attention.query_key") for tag in tags)
     assert "conserved/drift/layers.0.attention" in tags
@@ -177,7 +177,7 @@ def test_a_missing_package_is_named_with_its_extra(
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr("importlib.import_module", absent)
-    with pytest.raises(Missing, match=rf"pip install 'conserved\[{extra}\]'"):
+    with pytest.raises(MissingPackageError, match=rf"pip install 'conserved\[{extra}\]'"):
         build()
 
 
@@ -186,7 +186,7 @@ def test_the_gate_lets_installed_packages_through_and_says_why_others_fail(tmp_p
     (tmp_path / "broken_package.py").write_text("import surely_not_installed")
     sys.path.insert(0, str(tmp_path))
     try:
-        with pytest.raises(Missing, match=r"A test needs broken_package.*surely_not_installed"):
+        with pytest.raises(MissingPackageError, match=r"A test needs broken_package.*surely_not_installed"):
             require("broken_package", "A test")
     finally:
         sys.path.remove(str(tmp_path))

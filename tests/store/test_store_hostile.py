@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from conserved import Monitor, cli
-from conserved.report import NotAStore, write_report
+from conserved.report import NotAStoreError, write_report
 from conserved.store.json_lines import lines
-from conserved.tracking import BrokenStore, MonitorConfig, RunStore, RunTaken, SQLite, store_document
+from conserved.tracking import BrokenStoreError, MonitorConfig, RunStore, RunTakenError, SQLite, store_document
 from report_store import claim, watch
 from training import decoder, exact_text_loss
 
@@ -68,7 +68,7 @@ def test_a_file_that_goes_missing_while_it_is_written_is_noticed_in_the_next_ste
         os.replace(tmp_path / "copy", path)
     else:
         path.unlink()
-    with pytest.raises(BrokenStore, match=rf"{name} was {what}"):
+    with pytest.raises(BrokenStoreError, match=rf"{name} was {what}"):
         run.step()
     run.monitor.close()
 
@@ -81,7 +81,7 @@ def test_a_full_disk_names_the_store_and_keeps_the_steps_before(tmp_path: Path) 
     assert run.sink._db is not None
     (pages,) = run.sink._db.execute("pragma page_count").fetchone()
     run.sink._db.execute(f"pragma max_page_count = {pages}")
-    with pytest.raises(BrokenStore, match=r"runs\.db.*disk is full.*Make room"):
+    with pytest.raises(BrokenStoreError, match=r"runs\.db.*disk is full.*Make room"):
         run.steps(500)
     run.monitor.close()
     with RunStore(path) as store:
@@ -98,11 +98,11 @@ def test_a_corrupt_database_names_itself_to_its_writer_and_its_reader(tmp_path: 
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xa5" * (len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(BrokenStore, match=r"runs\.db: .*malformed"):
+    with pytest.raises(BrokenStoreError, match=r"runs\.db: .*malformed"):
         Watched(path).step()
-    with RunStore(path) as store, pytest.raises(BrokenStore, match=r"runs\.db: .*malformed"):
+    with RunStore(path) as store, pytest.raises(BrokenStoreError, match=r"runs\.db: .*malformed"):
         store.entries("one")
-    with pytest.raises((BrokenStore, NotAStore), match=r"runs\.db"):
+    with pytest.raises((BrokenStoreError, NotAStoreError), match=r"runs\.db"):
         write_report(path, tmp_path / "page.html")
 
 
@@ -113,7 +113,7 @@ def test_two_monitors_of_one_run_name_are_told_and_not_mixed(name: str, tmp_path
     first.step()
     first.step()
     second.step()
-    with pytest.raises((RunTaken, BrokenStore), match=name):
+    with pytest.raises((RunTakenError, BrokenStoreError), match=name):
         first.step()
     second.step()
     second.monitor.close()
@@ -168,7 +168,7 @@ def test_a_second_process_is_refused_while_the_first_runs_and_may_go_on_when_it_
         assert other.stdout is not None
         assert other.stdin is not None
         assert other.stdout.readline() == "holds\n"
-        with pytest.raises(RunTaken, match=rf"'one' in .*runs\.db is being written by process {other.pid}"):
+        with pytest.raises(RunTakenError, match=rf"'one' in .*runs\.db is being written by process {other.pid}"):
             Watched(path).step()
         other.stdin.write("go on\n")
         other.stdin.flush()
@@ -253,7 +253,7 @@ def test_a_hostile_store_is_reported_as_far_as_it_can_be_or_refused_in_one_line(
 def test_a_hostile_file_of_lines_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_bytes(content)
-    with pytest.raises(BrokenStore, match=r"runs\.jsonl is damaged"):
+    with pytest.raises(BrokenStoreError, match=r"runs\.jsonl is damaged"):
         Watched(path).step()
 
 

@@ -26,13 +26,13 @@ def touching(monitor: Monitor, *parameters: str) -> set[str]:
 
 def broken(monitor: Monitor) -> dict[int, set[str]]:
     """Laws with a residual above rounding, by step."""
-    found: dict[int, set[str]] = {}
+    result: dict[int, set[str]] = {}
     monitor.flush()
     for record in monitor.records:
         for alarm in record.alarms:
             if alarm.code == "residual":
-                found.setdefault(alarm.step, set()).update(alarm.laws or (alarm.law,))
-    return found
+                result.setdefault(alarm.step, set()).update(alarm.laws or (alarm.law,))
+    return result
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {

@@ -186,7 +186,7 @@ def test_a_stage_that_is_off_says_since_when_and_is_logged_once(
 
     run(model, optimizer, monitor, act=act)
     assert monitor.state == "account off since step 4: Broken: thrown in by a test"
-    assert len([one for one in caplog.records if "Broken" in one.message]) == 1
+    assert len([record for record in caplog.records if "Broken" in record.message]) == 1
     assert monitor.audits[-1].step == 6, "audits go on without the account"
 
 

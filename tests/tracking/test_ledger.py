@@ -52,11 +52,11 @@ def test_the_ledger_adds_up_over_many_steps_of_every_optimizer(
 PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2))
 
 
-def polar_by_definition(one: Kind, a: Tensor, b: Tensor) -> Tensor:
+def polar_by_definition(kind: Kind, a: Tensor, b: Tensor) -> Tensor:
     """½(μ(A, B) + μ(B, A)) of directions."""
-    both = [moment_map(one, (1,), (x,), (y,)) for x, y in ((a, b), (b, a))]
+    both = [moment_map(kind, (1,), (x,), (y,)) for x, y in ((a, b), (b, a))]
     # A translation acts on points alone.
-    return one.conserved(both[0] + both[1]) / 2 * (not one.linear)
+    return kind.conserved(both[0] + both[1]) / 2 * (not kind.linear)
 
 
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])

@@ -570,7 +570,7 @@ class TestConversionsInMidRun:
         model.to(kind)
         self.steps(model, optimizer, monitor, 4)
         assert [alarm.code for alarm in monitor.alarms] == (["converted"] if kind == torch.bfloat16 else [])
-        assert len([one for one in caplog.records if "became" in one.message]) == 1
+        assert len([record for record in caplog.records if "became" in record.message]) == 1
         with torch.no_grad():
             model.get_parameter("layers.0.attention.q.weight").mul_(1.1)
         self.steps(model, optimizer, monitor, 1)

@@ -43,4 +43,8 @@ def test_a_model_without_laws_says_why(caplog: pytest.LogCaptureFixture) -> None
     model(torch.randn(2, 3)).sum().backward()
     optimizer.step()
     monitor.step()
-    assert [one for one in caplog.messages if one.startswith("conserved: not watched: ") and "trains 2 of 2" in one]
+    assert [
+        message
+        for message in caplog.messages
+        if message.startswith("conserved: not watched: ") and "trains 2 of 2" in message
+    ]

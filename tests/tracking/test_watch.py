@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import GradientsDoNotConserve, Monitor, audit, blocks, gauge, recognize
+from conserved import GradientsDoNotConserveError, Monitor, audit, blocks, gauge, recognize
 from conserved.alarm import Alarm, grouped
 from conserved.store.run_store import detailed
 from conserved.tracking import RunStore, SQLite
@@ -180,7 +180,7 @@ def test_stopping_leaves_the_parameters_as_they_were() -> None:
     assert key.grad is not None
     key.grad *= 2
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    with pytest.raises(GradientsDoNotConserve, match="query_key"):
+    with pytest.raises(GradientsDoNotConserveError, match="query_key"):
         optimizer.step()
     assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
     assert monitor.alarms
@@ -271,8 +271,8 @@ def test_what_users_plug_in_is_seen_where_it_can_be_and_its_right_form_is_not_ac
         model = case.build(wrong)
         with gauge(model) as watched:
             loss_of(model).backward()
-        found = audit(model, gauge=watched)
-        assert found.ok is (not wrong or bool(case.unseen)), found.summary()
+        result = audit(model, gauge=watched)
+        assert result.ok is (not wrong or bool(case.unseen)), result.summary()
 
 
 class Elsewhere(torch.autograd.Function):
@@ -313,10 +313,10 @@ def test_a_law_through_code_outside_pytorch_is_probed_and_tested() -> None:
         assert set(law.parameters) == {"up.weight", "down.weight"}
         assert not laws.unknown
         model(x).sin().sum().backward()
-        found = audit(model, laws)
-        assert found.ok is (factor == 1.0)
-        if not found.ok:
-            (row,) = found.failures
+        result = audit(model, laws)
+        assert result.ok is (factor == 1.0)
+        if not result.ok:
+            (row,) = result.failures
             assert "either the backward is wrong or this function is not what its place suggests" in row.suggests[0]
             assert "it is the backward" in row.suggests[0]
 
@@ -328,9 +328,9 @@ def test_what_cannot_be_probed_is_never_green() -> None:
     laws = recognize(model, x)
     assert not [symmetry for symmetry in laws if symmetry.source == "probed"]
     model(x).sin().sum().backward()
-    found = audit(model, laws)
-    assert not found.conclusive
-    assert "autograd::Elsewhere" in found.unknown
+    result = audit(model, laws)
+    assert not result.conclusive
+    assert "autograd::Elsewhere" in result.unknown
 
 
 class Wayward(nn.Module):
@@ -356,18 +356,18 @@ def test_laws_of_a_way_that_the_model_did_not_take_are_left_open() -> None:
     while model.two.weight.grad is None:
         model.zero_grad()
         model(x).sin().sum().backward()
-    found = audit(model, laws)
-    assert not found.failures
-    assert not found.conclusive
+    result = audit(model, laws)
+    assert not result.failures
+    assert not result.conclusive
 
 
 def test_clipping_by_value_is_recognised_and_not_called_wrong() -> None:
     model = decoder()
     objective(model, 0).backward()
     nn.utils.clip_grad_value_(model.parameters(), 1e-3)
-    found = audit(model)
-    assert not found.failures
-    assert "clipped by value" in found.verdict.message
+    result = audit(model)
+    assert not result.failures
+    assert "clipped by value" in result.verdict.message
 
 
 def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_how_large_a_store_will_be_is_told_at_the_start_and_a_large_one_is_a_war
     with caplog.at_level(logging.INFO, "conserved"):
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "small.db")})
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "large.db", detail=None)})
-    small, large = (one for one in caplog.records if "MB for 100,000 steps" in one.getMessage())
+    small, large = (record for record in caplog.records if "MB for 100,000 steps" in record.getMessage())
     assert (small.levelno, large.levelno) == (logging.INFO, logging.WARNING)
 
 

@@ -89,7 +89,9 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("how", ["eager", "batched_mm", "grouped_mm"])
 def test_experts_read_what_their_router_reads_however_they_are_computed(how: str) -> None:
     model = experts("Qwen3Moe", how)
-    listed = {one.smooth: set(one.balance) for one in mappings(model, IDS) if isinstance(one, LayerMapping)}
+    listed = {
+        mapping.smooth: set(mapping.balance) for mapping in mappings(model, IDS) if isinstance(mapping, LayerMapping)
+    }
     layer = "model.layers.0"
     assert listed[f"{layer}.post_attention_layernorm",] == {f"{layer}.mlp.gate", f"{layer}.mlp.experts"}
 
@@ -109,7 +111,9 @@ def test_a_pattern_finds_the_layers_it_is_for_and_no_others() -> None:
     model = nn.Sequential(Block(), Block())
     names = [name for name, _ in model.named_modules()]
     wanted = {
-        one.smooth[0]: set(one.balance) for one in mappings(model, torch.randn(3, 8)) if not isinstance(one, dict)
+        mapping.smooth[0]: set(mapping.balance)
+        for mapping in mappings(model, torch.randn(3, 8))
+        if not isinstance(mapping, dict)
     }
     found: dict[str, set[str]] = {}
     for one in mappings(model, torch.randn(3, 8), format="llmcompressor"):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conserved.attention.precision import AttentionPrecision, PrecisionRow
     from conserved.attention.precision_watch import watch_precision
     from conserved.attention.probing import AttentionProbe, HeadRow, probe
-    from conserved.attention.queries_and_keys import Unheard
+    from conserved.attention.queries_and_keys import NoAttentionError
     from conserved.attention.rounding import AttentionRounding, attention_rounding
     from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
     from conserved.attention.transformers_attention import register_with_transformers
@@ -39,7 +39,7 @@ else:
             "precision": "AttentionPrecision PrecisionRow",
             "precision_watch": "watch_precision",
             "probing": "AttentionProbe HeadRow probe",
-            "queries_and_keys": "Unheard",
+            "queries_and_keys": "NoAttentionError",
             "rounding": "AttentionRounding attention_rounding",
             "softmax": "SoftmaxStatistics softmax_statistics",
             "transformers_attention": "register_with_transformers",
@@ -61,11 +61,11 @@ __all__ = [
     "LowRankTable",
     "NaturalAttention",
     "NaturalDescent",
+    "NoAttentionError",
     "NotInvariantError",
     "PrecisionRow",
     "SoftmaxStatistics",
     "TokenMoments",
-    "Unheard",
     "attention_rounding",
     "centered",
     "coherence_figure",

@@ -112,7 +112,7 @@ class DepartureWatch:
 
     def look(self, step: int, readings: Mapping[str, float]) -> list[Alarm]:
         """Return the alarms of one sample."""
-        found = []
+        result = []
         for name, value in readings.items():
             kind = name.rpartition(".")[2]
             limit = self.rule.thresholds.get(kind)
@@ -124,8 +124,8 @@ class DepartureWatch:
                 self._raised.discard(name)
             elif name not in self._raised:
                 self._raised.add(name)
-                found.append(_alarm(step, kind, name, value, departure, limit))
-        return found
+                result.append(_alarm(step, kind, name, value, departure, limit))
+        return result
 
 
 _MEANING = {

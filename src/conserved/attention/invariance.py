@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from conserved.attention.attention_calls import unheard
+from conserved.errors import ConservedError
 
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 
@@ -25,7 +26,7 @@ _TF32_ROUNDOFF = 2.0**-11
 _VALUE_SHIFT = 2.0
 
 
-class NotInvariantError(ValueError):
+class NotInvariantError(ConservedError, ValueError):
     """Raised when a function is not unchanged by the shifts that `conserved.attention.centered` makes."""
 
 

@@ -201,7 +201,7 @@ def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, *
         One row per head, and the layers that could not be described.
 
     Raises:
-        Unheard: no call of attention was observed.
+        NoAttentionError: no call of attention was observed.
     """
     found: dict[str, list[LowRank]] = {}
 

@@ -98,18 +98,18 @@ def _scan(x: Rows, y: Rows, offset: int | None, after: bool, *, square: bool) ->
     base = n if offset is None else offset if after else offset - 1
     first = min(max(-base, 0), rows)
     past = max(first, min(rows, n - base))
-    found = torch.zeros(heads, rows, dtype=torch.float64, device=x.values.device)
+    result = torch.zeros(heads, rows, dtype=torch.float64, device=x.values.device)
     begin, end = (first + base, past + base) if past > first else (n, n)
     carry = _sums_over(y, end, n, square) if after and past > first else _sums_over(y, 0, begin, square)
-    pieces = list(_pieces(past - first, max(d, 16) if square else _SHORT, heads, d, found.device))
+    pieces = list(_pieces(past - first, max(d, 16) if square else _SHORT, heads, d, result.device))
     for at, chunks, size in reversed(pieces) if after else pieces:
         span = (first + at, first + at + chunks * size)
         left, right = _chunked(x, *span, chunks), _chunked(y, span[0] + base, span[1] + base, chunks)
         before, carry = _running(_sums(*right, square), carry, after)
         part = _far(*left, before) + _near(*left, *right, after, square)
-        found[:, span[0] : span[1]] = part.flatten(1)
-    _fill(found, x, (0, first) if after else (past, rows), carry)
-    return found
+        result[:, span[0] : span[1]] = part.flatten(1)
+    _fill(result, x, (0, first) if after else (past, rows), carry)
+    return result
 
 
 def _pieces(rows: int, chunk: int, heads: int, d: int, device: torch.device) -> Iterator[tuple[int, int, int]]:
@@ -168,10 +168,10 @@ def _far(x: Tensor, last: Tensor | None, sums: list[Tensor]) -> Tensor:
     """Return what chunks that are paired with all rows of x contribute."""
     if sums[0].ndim < x.ndim:
         return (x @ sums[0][..., None])[..., 0]
-    found = (x @ sums[0]).mul_(x).sum(-1)
+    result = (x @ sums[0]).mul_(x).sum(-1)
     if last is None:
-        return found
-    return found + last * (2 * (x @ sums[1][..., None])[..., 0] + last * sums[2][..., None])
+        return result
+    return result + last * (2 * (x @ sums[1][..., None])[..., 0] + last * sums[2][..., None])
 
 
 def _near(x: Tensor, x_last: Tensor | None, y: Tensor, y_last: Tensor | None, after: bool, square: bool) -> Tensor:

@@ -14,7 +14,7 @@ from conserved.attention.band import Band
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
-from conserved.attention.queries_and_keys import Capture, Unheard, listening
+from conserved.attention.queries_and_keys import Capture, NoAttentionError, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.output import html
 from conserved.output.lines import WIDTH, TextLine, columns, joined, paragraphs
@@ -148,7 +148,7 @@ def probe(
         One row per head, layers that could not be described, and a verdict.
 
     Raises:
-        Unheard: no call of attention was observed.
+        NoAttentionError: no call of attention was observed.
     """
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     generator = torch.Generator().manual_seed(seed)
@@ -195,7 +195,7 @@ def described(
     with torch.no_grad(), listening(core, on_capture):
         core(*args, **inputs)
     if not calls:
-        raise Unheard(
+        raise NoAttentionError(
             f"{type(core).__name__} ran without a call of attention that could be observed. It must call transformers' "
             "attention interface, torch.nn.MultiheadAttention, conserved.blocks.Attention or "
             "torch.nn.functional.scaled_dot_product_attention (in timm: fused_attn)."

@@ -17,7 +17,7 @@ from conserved.attention.band import Band
 from conserved.errors import InvalidInputError
 
 
-class Unheard(InvalidInputError, ValueError):
+class NoAttentionError(InvalidInputError, ValueError):
     """A model ran without a call of attention that could be observed; the message says which calls can be."""
 
 

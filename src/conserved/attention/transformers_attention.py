@@ -37,7 +37,7 @@ def register_with_transformers(name: str = "centered", *, base: str = "sdpa", co
 
     Raises:
         ValueError: transformers has no implementation called `base`.
-        Missing: transformers is not installed.
+        MissingPackageError: transformers is not installed.
     """
     modeling = require("transformers.modeling_utils", "Registering an attention implementation")
     masking = require("transformers.masking_utils", "Registering an attention implementation")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
-    from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserve
+    from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserveError
     from conserved.auditing.audit_result import Audit, GradientFinding, Row
     from conserved.auditing.dumped_gradients import audit_dump
     from conserved.auditing.eval_mode import EvalResult, check_eval
@@ -18,7 +18,7 @@ else:
     __getattr__ = loaded_on_demand(
         __name__,
         {
-            "audit_hook": "AuditHook GradientsDoNotConserve",
+            "audit_hook": "AuditHook GradientsDoNotConserveError",
             "audit_result": "Audit GradientFinding Row",
             "eval_mode": "EvalResult check_eval",
             "gradient_scale": "GradientScale check_scale",
@@ -37,7 +37,7 @@ __all__ = [
     "Gauge",
     "GradientFinding",
     "GradientScale",
-    "GradientsDoNotConserve",
+    "GradientsDoNotConserveError",
     "Landing",
     "Replicas",
     "Row",

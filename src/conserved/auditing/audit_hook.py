@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from conserved.auditing.audit_result import Audit
 from conserved.auditing.model_audit import audit
+from conserved.errors import ConservedError
 from conserved.inference import FirstCall
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
@@ -19,7 +20,7 @@ from conserved.laws.identities import coarsest
 log = logging.getLogger("conserved.audit")
 
 
-class GradientsDoNotConserve(RuntimeError):
+class GradientsDoNotConserveError(ConservedError, RuntimeError):
     """A gradient identity does not hold; `.audit` has the rows."""
 
     def __init__(self, found: Audit) -> None:
@@ -37,8 +38,8 @@ class AuditHook:
         model: the model that is trained.
         optimizer: the optimizer whose steps are preceded by audits.
         every: number of steps from one audit to the next.
-        on_failure: "raise" ends the run with GradientsDoNotConserve before any parameter moves; "log" writes to the
-            logger conserved.audit.
+        on_failure: "raise" raises GradientsDoNotConserveError before any parameter moves; "log" writes to the logger
+            conserved.audit.
         laws: the laws to test; by default they are inferred from the first inputs that come.
         loss: the loss the model is trained with, as for `recognize`.
         precision: the coarsest precision of the backward pass, where it is known.
@@ -110,14 +111,14 @@ class AuditHook:
         if self.laws is None and self._first is not None:
             self.laws = self._first.laws()
             self._first.close()
-        found = audit(self._model, self.laws, precision=self._precision or used, unused=self._unused)
-        self.last = found
+        result = audit(self._model, self.laws, precision=self._precision or used, unused=self._unused)
+        self.last = result
         self.audits += 1
-        if found.failures or any(item.trouble == "not finite" for item in found.findings):
+        if result.failures or any(item.trouble == "not finite" for item in result.findings):
             if self._on_failure == "raise":
-                raise GradientsDoNotConserve(found)
-            log.error("step %d: %s", number, found.summary())
-        elif not found.ok:
-            log.warning("step %d: %s", number, found.summary())
+                raise GradientsDoNotConserveError(result)
+            log.error("step %d: %s", number, result.summary())
+        elif not result.ok:
+            log.warning("step %d: %s", number, result.summary())
         else:
-            log.debug("step %d: %s", number, found.verdict.message)
+            log.debug("step %d: %s", number, result.verdict.message)

@@ -172,10 +172,10 @@ class Audit:
     def judgement(self) -> Judgement:
         """Everything that was found, judged now if it was not before."""
         assert self._judge is not None
-        found = self._judge()
+        result = self._judge()
         # What these hold on to (numbers, parameters) is let go.
         self._judge, self._arrived = None, _there
-        return found
+        return result
 
     def settle(self) -> None:
         """Work out everything there is to read now, and let go of the laws and parameters it is worked out from."""
@@ -215,7 +215,7 @@ class Audit:
         return self.judgement.tested
 
     def by_family(self) -> Mapping[str, float]:
-        """The largest residual in units of its rounding limit, by family of law."""
+        """Return the largest residual in units of its rounding limit, by family of law."""
         return self.judgement.by_family()
 
     @property
@@ -378,7 +378,7 @@ class Audit:
         return found | record_of(self, "findings unclaimed dropped")
 
     def summary(self) -> str:
-        """The verdict, failures with likely causes, findings, and the errors that no audit sees."""
+        """Return the verdict, failures with likely causes, findings, and the errors that no audit sees."""
         checked = sum(row.checked for row in self.rows)
         known = {"given": "as given", "stored": "as stored", "bits": "as the bits of the gradients show"}[self.known]
         where = f" over {self.ranks} processes ({_bytes(self.moved_bytes)} sent by each)" if self.ranks > 1 else ""
@@ -414,7 +414,7 @@ class Audit:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The verdict and the identities, worst first, for notebooks."""
+        """Return the verdict and the identities, worst first, for notebooks."""
         worst = self.failures[:_SHOWN] or self.rows[:5]
         heads = ("identity", "residual", "rounding explains", *(["where to look"] if self.failures else []))
         listed = [
@@ -443,7 +443,7 @@ def _named(precision: torch.dtype) -> str:
 
 
 def _bytes(count: int) -> str:
-    """A number of bytes in the largest unit of which there is one."""
+    """Return a number of bytes in the largest unit of which there is one."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -455,5 +455,5 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _more(items: Sequence[object], what: str = "") -> list[str]:
-    """How many items a summary leaves out."""
+    """Return how many items a summary leaves out."""
     return [f"  … and {len(items) - _SHOWN:,} more{what}"] if len(items) > _SHOWN else []

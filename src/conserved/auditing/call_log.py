@@ -53,7 +53,7 @@ class CallLog:
     """A call that draws random numbers inside of a kernel, so that no other form repeats them; empty if none does."""
 
     def follows(self, position: int, func: Callable[..., Any]) -> bool:
-        """Whether the pass that is under way makes the same call here."""
+        """Return whether the pass that is under way makes the same call here."""
         return position < len(self.names) and self.names[position] == name_of(func)
 
 
@@ -105,7 +105,7 @@ def repeat_pinned(
 
 
 def is_attribute(func: Callable[..., Any]) -> bool:
-    """Whether a call reads an attribute of a tensor."""
+    """Return whether a call reads an attribute of a tensor."""
     return getattr(func, "__name__", "") == "__get__"
 
 

@@ -75,7 +75,7 @@ def factor(symmetry: Symmetry, theta: Tensors, gradients: Tensors) -> str:
 
 
 def suggestions(symmetry: Symmetry, theta: Tensors, gradients: Tensors | None, moved: float | None) -> tuple[str, ...]:
-    """Where to look for what broke an identity; `moved` is the step that explains all of them, if one does."""
+    """Return where to look for what broke an identity; `moved` is the step that explains all of them, if one does."""
     if moved is not None:
         return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
     mended = None if gradients is None else factor(symmetry, theta, gradients)

@@ -70,22 +70,22 @@ def read_dump(folder: Path) -> dict[str, dict[str, Tensor]]:
     """
     if (folder / ".metadata").exists():
         return _read_checkpoint(folder)
-    found: dict[str, dict[str, Tensor]] = {}
+    result: dict[str, dict[str, Tensor]] = {}
     for kind in (WEIGHTS, GRADIENTS):
         files = sorted(folder.glob(f"{kind}*.safetensors"))
         if not files:
             raise ValueError(f"Expected {kind}*.safetensors or a checkpoint in {folder}, got neither.")
         load = require("safetensors.torch", "Reading dumped gradients").load_file
-        found[kind] = {name: tensor for file in files for name, tensor in load(file).items()}
-    return found
+        result[kind] = {name: tensor for file in files for name, tensor in load(file).items()}
+    return result
 
 
 class _ContentsUnpickler(pickle.Unpickler):
     """Reads the table of contents of a checkpoint, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in _TRUSTED and isinstance(found := super().find_class(module, name), type):
-            return found
+        if module in _TRUSTED and isinstance(result := super().find_class(module, name), type):
+            return result
         dtype = getattr(torch, name, None) if module == "torch" else None
         if (module, name) in _TRUSTED_NAMES or isinstance(dtype, torch.dtype):
             return super().find_class(module, name)
@@ -116,18 +116,18 @@ def _read_checkpoint(folder: Path) -> dict[str, dict[str, Tensor]]:
         if hasattr(item, "size") and hasattr(item, "properties")
     }
     load(whole, storage_reader=reader, no_dist=True)
-    found: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, GRADIENTS: {}}
+    result: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, GRADIENTS: {}}
     for name, tensor in whole.items():
         kind, _, rest = name.partition(".")
-        if kind in found:
-            found[kind][rest] = tensor
-    if not found[WEIGHTS] or not found[GRADIENTS]:
+        if kind in result:
+            result[kind][rest] = tensor
+    if not result[WEIGHTS] or not result[GRADIENTS]:
         raise ValueError(f'Expected a checkpoint of {{"weights": …, "gradients": …}} in {folder}.')
-    return found
+    return result
 
 
 def _module_of(weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> nn.Module:
-    """A module that holds parameters under their names, with their gradients, and computes nothing."""
+    """Return a module that holds parameters under their names, with their gradients, and computes nothing."""
     root = nn.Module()
     for name, value in weights.items():
         *path, leaf = name.split(".")

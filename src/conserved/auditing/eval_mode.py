@@ -57,7 +57,7 @@ class EvalResult(PrintableResult):
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence."""
+        """Return the verdict with its evidence."""
         return str(self.verdict)
 
     def __repr__(self) -> str:

@@ -44,29 +44,29 @@ def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tupl
 
     Parameters are moved along them, with the inputs that the laws were read off and the randomness of several seeds.
     """
-    found = _longer(broken)
+    result = _longer(broken)
     known = backward.laws.derivation
-    broken = [symmetry for symmetry in broken if symmetry.name not in found]
+    broken = [symmetry for symmetry in broken if symmetry.name not in result]
     doubted = [symmetry for symmetry in broken if symmetry.source != "typed"][:EXPLAINED]
     if not doubted or not isinstance(known, Derivation) or known.call is None:
-        return found
+        return result
     run = runs(backward.model, *known.call)
     theta = dict(backward.model.named_parameters())
     try:
         if all(moved(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
-            return found
+            return result
         for symmetry in doubted:
             changes = [moved(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
             worst = max(changes, key=lambda one: one.change)
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else _SOFT
-            if any(one.holds is False and one.change > bound * one.half for one in changes):
+            if any(change.holds is False and change.change > bound * change.half for change in changes):
                 text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is no law here"
-                found[symmetry.name] = (f"{EITHER}: {text}",)
+                result[symmetry.name] = (f"{EITHER}: {text}",)
     except Exception:
         # A model that cannot be called again decides nothing.
-        return found
-    return found
+        return result
+    return result
 
 
 def _longer(broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
@@ -83,24 +83,24 @@ def lost_since(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, 
 
 
 def clipped_at(broken: Sequence[Symmetry], gradients: Tensors) -> float | None:
-    """The value at which gradients were cut off, if they look as if they were; no law survives that.
+    """Return the value at which gradients were cut off, if they look as if they were; no law survives that.
 
     Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry.
     """
     names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
     tensors = [whole(gradients[name]).detach() for name in names if name in gradients and not gradients[name].is_sparse]
-    tensors = [one for one in tensors if one.numel()]
+    tensors = [tensor for tensor in tensors if tensor.numel()]
     if not tensors:
         return None
-    peaks = [one.abs().max() for one in tensors]
+    peaks = [tensor.abs().max() for tensor in tensors]
     peak = float(torch.stack([one.double().to(peaks[0].device) for one in peaks]).max())
     if not 0 < peak < math.inf:
         return None
-    cut = [one.abs() == peak for one in tensors]
+    cut = [tensor.abs() == peak for tensor in tensors]
     many = sum(int(one.sum()) for one in cut)
-    if any(one.dtype in HALF for one in tensors):
+    if any(tensor.dtype in HALF for tensor in tensors):
         # Few bits: neighbours of the largest magnitude share its value. Clipping leaves more there than just below.
-        below = sum(int(((one.abs() >= _NEAR * peak) & (one.abs() < peak)).sum()) for one in tensors)
+        below = sum(int(((tensor.abs() >= _NEAR * peak) & (tensor.abs() < peak)).sum()) for tensor in tensors)
         many = many if many > below else 0
     pairs = zip(tensors, cut, strict=True)
     both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in pairs)

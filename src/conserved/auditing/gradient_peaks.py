@@ -77,15 +77,15 @@ class PeakHistory:
         """Return the gradients whose largest entry sticks out of earlier steps, and remember those that do not."""
         names = [name for name, gradient in gradients.items() if not hasattr(gradient, "full_tensor")]
         plain = [_dense(gradients[name]) for name in names]
-        found = []
+        result = []
         for name, share in zip(names, _peak_shares(plain), strict=True):
             earlier = self._shares.setdefault(name, deque(maxlen=_STEPS))
             # The largest share there can be is 1: a gradient of one entry never sticks out.
             if len(earlier) >= _FEWEST and share > _LARGER * max(earlier):
-                found.append(name)
+                result.append(name)
             else:
                 earlier.append(share)
-        return found
+        return result
 
     def corrupted(self, parameters: Tensors, gradients: Tensors, replay: Replay | None) -> tuple[CorruptedEntry, ...]:
         """Return the entries that stick out and that the pass does not give again.
@@ -132,7 +132,7 @@ def _compare(name: str, gradient: Tensor, again: Tensor, factor: float) -> Corru
 
 
 def _peak_shares(gradients: Sequence[Tensor]) -> list[float]:
-    """The largest magnitude of each, over its norm."""
+    """Return the largest magnitude of each, over its norm."""
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for number, gradient in enumerate(gradients):
         if gradient.numel():

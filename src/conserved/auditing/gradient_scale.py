@@ -82,7 +82,7 @@ class GradientScale(PrintableResult):
         return max(self.tolerance, 3 * row.uncertainty)
 
     def summary(self) -> str:
-        """The verdict with its evidence."""
+        """Return the verdict with its evidence."""
         return str(self.verdict)
 
     def __repr__(self) -> str:

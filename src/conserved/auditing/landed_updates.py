@@ -79,7 +79,7 @@ class Landing(PrintableResult):
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence."""
+        """Return the verdict with its evidence."""
         return str(self.verdict)
 
     def record(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _KEY, _QUERY = re.compile(r"(^|[._])(k|key|keys)([._]|$)|key"), re.compile(r"(^|
 
 
 def described(leg: Leg, symmetry: Symmetry) -> str:
-    """A leg as the slice of a parameter that it is, with what it is in its law and in which head."""
+    """Return a leg as the slice of a parameter that it is, with what it is in its law and in which head."""
     sides = _SIDES.get(symmetry.family)
     words = []
     if sides is not None:
@@ -32,7 +32,7 @@ def described(leg: Leg, symmetry: Symmetry) -> str:
 
 
 def _swapped(symmetry: Symmetry) -> bool:
-    """Whether keys come first in a law of queries and keys, to go by the names of parameters."""
+    """Return whether keys come first in a law of queries and keys, to go by the names of parameters."""
     if symmetry.family != "query_key":
         return False
     first = [leg.view.parameter for leg in symmetry.legs if leg.degree > 0]
@@ -40,7 +40,7 @@ def _swapped(symmetry: Symmetry) -> bool:
 
 
 def _grouped(symmetry: Symmetry) -> bool:
-    """Whether several heads share one."""
+    """Return whether several heads share one."""
     if symmetry.family not in ("query_key", "value_output"):
         return False
     weights = [leg for leg in symmetry.legs if leg.view.m > 1]

@@ -20,17 +20,17 @@ Loses = Callable[[Symmetry, Leg], str]
 def tables(model: nn.Module) -> dict[str, Loses]:
     """By the name of a parameter that is looked up in such a way: which laws that takes away."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, Loses] = {}
+    result: dict[str, Loses] = {}
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in names:
             name = names[id(module.weight)]
             if module.max_norm is not None:
-                found[name] = _always(f"{name} is renormalised when it is looked up (max_norm)")
+                result[name] = _always(f"{name} is renormalised when it is looked up (max_norm)")
             elif module.scale_grad_by_freq:
-                found[name] = _always(f"the gradient of {name} is scaled by how often a row occurs")
+                result[name] = _always(f"the gradient of {name} is scaled by how often a row occurs")
             elif module.padding_idx is not None:
-                found.setdefault(name, _padded(name, module.weight, module.padding_idx))
-    return found
+                result.setdefault(name, _padded(name, module.weight, module.padding_idx))
+    return result
 
 
 def lost(symmetry: Symmetry, found: dict[str, Loses]) -> str:

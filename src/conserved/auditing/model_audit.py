@@ -127,7 +127,7 @@ def audit(
     Raises:
         TypeError: `model` is not a module.
         ValueError: `precision` is not a floating-point type, or `accumulated` is less than one.
-        NoExample: no laws are given, and the model does not say how it is called.
+        NoExampleError: no laws are given, and the model does not say how it is called.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"audit takes a torch.nn.Module; got {type(model).__name__}.")

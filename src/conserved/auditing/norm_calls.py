@@ -89,7 +89,7 @@ def _tell(x: Tensor, out: Tensor, norm: NormCall) -> Tensor:
 def over_last(
     x: Float[Tensor, "..."], count: int, gain: Float[Tensor, "..."] | None, eps: float, *, centred: bool
 ) -> NormCall:
-    """A norm over the last `count` axes."""
+    """Return a norm over the last `count` axes."""
     axes = tuple(range(x.ndim - count, x.ndim))
     return NormCall(tuple(x.shape), axes, RowNorm(epsilon=eps, centred=centred), gain=gain)
 

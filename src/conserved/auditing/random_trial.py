@@ -103,7 +103,7 @@ def _moved(x: Any, place: torch.device, kind: torch.dtype) -> Any:
 
 
 def _called(model: nn.Module, x: Any) -> Tensor:
-    """The output tensor, or the logits or first entry of a structured output."""
+    """Return the output tensor, or the logits or first entry of a structured output."""
     result = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
     found = getattr(result, "logits", None)
     found = found if found is not None else result

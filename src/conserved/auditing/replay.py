@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import Hook, guarded
+from conserved.errors import ConservedError
 from conserved.inference import being_followed
 from conserved.inference.program_state import undisturbed
 
@@ -33,7 +34,7 @@ STAGE = "replay"
 """The part of a monitor that records passes."""
 
 
-class ReplayError(RuntimeError):
+class ReplayError(ConservedError, RuntimeError):
     """Raised if a pass cannot be run again; the message says why."""
 
 
@@ -304,7 +305,7 @@ def alone() -> bool:
 
 
 def _fully_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 gathers parameters for the pass, so that gradients arrive in `.grad` and nowhere else."""
+    """Return whether FSDP2 gathers parameters for the pass, so that gradients arrive in `.grad` and nowhere else."""
     if not torch.distributed.is_available():
         return False
     from torch.distributed.fsdp import FSDPModule
@@ -313,7 +314,7 @@ def _fully_sharded(model: nn.Module) -> bool:
 
 
 def _own_hooks(parameter: Tensor) -> bool:
-    """Whether a program does something with gradients as they arrive, such as stepping an optimizer."""
+    """Return whether a program does something with gradients as they arrive, such as stepping an optimizer."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     return any(not isinstance(hook, Hook) for hook in hooks.values())
 
@@ -345,7 +346,7 @@ def _keep(call: _Call, position: int) -> Callable[[Tensor], None]:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The floating-point tensors a model returned, each once, in order."""
+    """Return the floating-point tensors a model returned, each once, in order."""
     leaves = tree_flatten(dict(output) if hasattr(output, "keys") else output)[0]
     found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
     return [*found.values()]

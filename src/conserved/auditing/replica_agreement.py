@@ -69,7 +69,7 @@ class Replicas(PrintableResult):
         return Verdict(status=Status.REFUTED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence."""
+        """Return the verdict with its evidence."""
         return str(self.verdict)
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ def check_replicas(
 
 
 def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
-    """The process groups within which a tensor should be the same."""
+    """Return the process groups within which a tensor should be the same."""
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return [dist.group.WORLD if group is None else group]
@@ -142,7 +142,7 @@ def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def _print(tensor: Tensor) -> Tensor:
-    """A fingerprint: the norm, and two sums with fixed pseudo-random weights that see a change of any entry."""
+    """Return a fingerprint: the norm, and two sums with fixed pseudo-random weights that see a change of any entry."""
     flat = tensor.detach().flatten().to(torch.float64)
     place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
     # Irrational rotations: weights that repeat nowhere and need no generator state that might differ by process.

@@ -61,17 +61,17 @@ class AuditCoverage:
             f"Covers {self.percent} of trained parameters, {percent(self.directions)} of their gradients' directions "
         )
         text += f"and {spanned} of {self.counted} modules."
-        found = [text]
+        result = [text]
         if self.untested:
             listed = [
                 name if share == 1 else f"{name} ({percent(share)} of it)" for name, share in self.untested.items()
             ]
-            found.append(f"  not tested: {_named(listed)}")
+            result.append(f"  not tested: {_named(listed)}")
         if self.untested_modules:
-            found.append(
+            result.append(
                 f"  nor passes through {_named([name or 'the model itself' for name in self.untested_modules])}"
             )
-        return found
+        return result
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -83,7 +83,7 @@ class AuditCoverage:
 
 
 def percent(share: float) -> str:
-    """A share in words: 100 % and 0 % mean all and nothing."""
+    """Return a share in words: 100 % and 0 % mean all and nothing."""
     rounded = round(100 * share)
     if rounded == 100 and share < 1:
         return "over 99 %"
@@ -95,7 +95,7 @@ def percent(share: float) -> str:
 def coverage(
     laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor], seen: Sensitivity | None = None
 ) -> AuditCoverage:
-    """What the laws named in `tested` span of some trained parameters, and of the program they were read off."""
+    """Return what the laws named in `tested` span of some trained parameters, and of the program they were read off."""
     chosen = [symmetry for symmetry in laws if symmetry.name in tested]
     compared = [symmetry for symmetry in chosen if len(symmetry.legs) > 1]
     touched = _free(chosen, trained, None)
@@ -134,7 +134,7 @@ def _constrained(chosen: list[Symmetry], free: Mapping[str, int]) -> dict[str, f
 
 
 def _free(chosen: list[Symmetry], trained: Mapping[str, Tensor], seen: Sensitivity | None) -> dict[str, int]:
-    """How many entries of each trained parameter no leg sees, or not to the stated size."""
+    """Return how many entries of each trained parameter no leg sees, or not to the stated size."""
     views: dict[str, set[View]] = defaultdict(set)
     for symmetry in chosen:
         for leg in symmetry.legs:

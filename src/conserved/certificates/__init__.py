@@ -6,6 +6,6 @@ require("flint", "A certificate")
 
 from conserved.certificates.certificate import Certificate
 from conserved.certificates.certifying import certify
-from conserved.certificates.program import Malformed
+from conserved.certificates.program import MalformedError
 
-__all__ = ["Certificate", "Malformed", "certify"]
+__all__ = ["Certificate", "MalformedError", "certify"]

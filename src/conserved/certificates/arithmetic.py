@@ -1,7 +1,7 @@
 """Numbers a program can be run with: float64, to choose what to prove, and Arb's balls, to prove it.
 
 A ball is a midpoint and a radius; every operation returns a ball that contains the exact result for all numbers in the
-balls it was given. A comparison that balls leave open raises `Undecided`, and the caller asks again with more bits.
+balls it was given. A comparison that balls leave open raises `UndecidedError`; the caller tries again with more bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.program import Node
+from conserved.errors import ConservedError
 
 Array = NDArray[Any]
 """Entries are floats, balls or symbols; discrete values are int64."""
 
 
-class Undecided(ArithmeticError):
+class UndecidedError(ConservedError, ArithmeticError):
     """A comparison cannot be decided: a kink or a tie lies inside the balls."""
 
 
@@ -154,7 +155,9 @@ class Balls(Numbers):
             found[place] = np.argsort(-middle, kind="stable")
             for first, second in zip(found[place][:-1], found[place][1:], strict=True):
                 if not row[first] > row[second] and (moving or not row[first] == row[second]):
-                    raise Undecided(f"Entries {first} and {second} cannot be separated, so their order is undecided.")
+                    raise UndecidedError(
+                        f"Entries {first} and {second} cannot be separated, so their order is undecided."
+                    )
         return found.reshape(a.shape)
 
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Array:
@@ -166,7 +169,7 @@ def _above(x: flint.arb, y: flint.arb, moving: bool) -> int:
         return 1
     if x < y or (not moving and x <= y):
         return 0
-    raise Undecided(f"Whether {x.str(8)} is greater than {y.str(8)} is open: a kink lies inside the ball.")
+    raise UndecidedError(f"Whether {x.str(8)} is greater than {y.str(8)} is open: a kink lies inside the ball.")
 
 
 def ball(value: float | int | Fraction) -> flint.arb:

@@ -3,7 +3,7 @@ r"""Gradient fields and brackets of a program for many samples at once: the rule
 Every value has a leading axis for the samples, of length one where it is the same for all of them. Numbers are plain
 float64, to choose words with, or intervals (`intervals`), to prove their brackets independent. Reverse mode and
 nilpotent directions are as in `differentiate` and `jets`, which is the reference this is tested against; what is not
-written here (`NotBatched`) is left to it.
+written here (`NotBatchedError`) is left to it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any
 import flint
 import numpy as np
 
-from conserved.certificates.arithmetic import Array, Elementary, Floats, Undecided
+from conserved.certificates.arithmetic import Array, Elementary, Floats, UndecidedError
 from conserved.certificates.intervals import Interval
 from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.program import UNARY, Node, Program
+from conserved.errors import ConservedError
 
 SampleArray = Any
 """An array of floats, or an `Interval`."""
 
 
-class NotBatched(NotImplementedError):
+class NotBatchedError(ConservedError, NotImplementedError):
     """Something in a program has to be computed sample by sample."""
 
 
@@ -179,7 +180,7 @@ class SampleBatch:
             return values if node.discrete else Jet({0: arrays.exact(values)})
         if op == "real":
             if inputs[0].size and np.abs(inputs[0]).max() > 2**53:
-                raise NotBatched("Whole numbers beyond 2⁵³ are no floating-point numbers.")
+                raise NotBatchedError("Whole numbers beyond 2⁵³ are no floating-point numbers.")
             return Jet({0: arrays.exact(inputs[0].astype(np.float64))})
         if op in UNARY:
             return apply(arrays, op, inputs[0])
@@ -207,7 +208,7 @@ class SampleBatch:
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
             return self._joined(lambda a, b: _replaced(a, index, b), (inputs[0], inputs[2]))
-        raise NotBatched(f"{op} is computed sample by sample.")
+        raise NotBatchedError(f"{op} is computed sample by sample.")
 
     def _moved(self, change: Callable[[Array], Array], a: Jet) -> Jet:
         """Return a rearrangement of entries, of every coefficient."""
@@ -228,12 +229,12 @@ class SampleBatch:
         sizes = [int(np.abs(a).max(initial=0)) for a in inputs]
         if node.op in ("add", "subtract", "multiply"):
             if (sizes[0] + 1) * (sizes[1] + 1) >= 2**62:
-                raise NotBatched("Whole numbers could overflow.")
+                raise NotBatchedError("Whole numbers could overflow.")
             a, b = inputs
             return np.asarray(a + b if node.op == "add" else a - b if node.op == "subtract" else a * b)
         if node.op == "sum":
             if sizes[0] * inputs[0].shape[-1] >= 2**62:
-                raise NotBatched("Whole numbers could overflow.")
+                raise NotBatchedError("Whole numbers could overflow.")
             return np.asarray(inputs[0].sum(-1))
         if node.op == "take":
             return _taken(node, inputs)
@@ -243,7 +244,7 @@ class SampleBatch:
             return _picked(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
         if node.op == "scatter":
             return _replaced(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
-        raise NotBatched(f"{node.op} of whole numbers is computed sample by sample.")
+        raise NotBatchedError(f"{node.op} of whole numbers is computed sample by sample.")
 
     def _compared(self, op: str, inputs: list[Any], moving: bool) -> Array:
         if not isinstance(inputs[0], Jet):
@@ -260,7 +261,7 @@ class SampleBatch:
             return above.astype(np.int64)
         open_still = ~above & ~below & (moving | ~(high <= other_low))
         if open_still.any():
-            raise Undecided("A kink lies inside an interval.")
+            raise UndecidedError("A kink lies inside an interval.")
         return above.astype(np.int64)
 
     def _backward(self, node: Node, g: Jet, inputs: list[Any], value: Any) -> list[Jet | None]:
@@ -295,7 +296,7 @@ class SampleBatch:
             return [kept, None, self._moved(lambda p: _picked(p, index, shape), g)]
         if op == "take":
             return self._taken_back(node, g, [item.value.shape[1:] for item in inputs])
-        raise NotBatched(f"{op} is differentiated sample by sample.")
+        raise NotBatchedError(f"{op} is differentiated sample by sample.")
 
     def _gathered_back(self, node: Node, g: Jet, inputs: list[Any]) -> Jet:
         shape = inputs[0].value.shape[1:]
@@ -346,7 +347,7 @@ def _taken(node: Node, parts: Sequence[Array]) -> Array:
 
 def _flat_index(index: Array, size: int) -> Array:
     if index.size and not (int(index.min()) >= 0 and int(index.max()) < size):
-        raise NotBatched("A computed index is outside its tensor.")
+        raise NotBatchedError("A computed index is outside its tensor.")
     return index.reshape(len(index), -1)
 
 
@@ -361,7 +362,7 @@ def _replaced(part: Array, index: Array, values: Array) -> Array:
     """Entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
     ordered = np.sort(index, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise NotBatched("An entry is scattered to twice.")
+        raise NotBatchedError("An entry is scattered to twice.")
     count = max(len(part), len(index), len(values))
     flat = np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))).copy()
     places = np.broadcast_to(index, (count, index.shape[1]))
@@ -378,7 +379,7 @@ def _ordered(low: Array, high: Array, moving: bool) -> Array:
     apart = sorted_low[..., :-1] > sorted_high[..., 1:]
     equal = (sorted_low[..., :-1] == sorted_high[..., 1:]) & (sorted_high[..., :-1] == sorted_low[..., 1:])
     if not (apart | (equal & ~np.bool_(moving))).all():
-        raise Undecided("Entries cannot be separated, so their order is undecided.")
+        raise UndecidedError("Entries cannot be separated, so their order is undecided.")
     return order
 
 

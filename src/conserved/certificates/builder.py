@@ -13,10 +13,10 @@ from torch import Tensor
 
 from conserved.certificates.program import Node
 from conserved.certificates.validate import WHOLE, fitting
-from conserved.discovery.function import Unsuitable
+from conserved.discovery.function import UnsuitableError
 
 
-class NoRule(Unsuitable):
+class NoRuleError(UnsuitableError):
     """An operator has no rule in ball arithmetic; the message names it."""
 
 
@@ -52,13 +52,13 @@ class Builder:
         """Numbers known while tracing."""
         tensor = torch.as_tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
         if tensor.is_complex():
-            raise NoRule("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
+            raise NoRuleError("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
         real = tensor.is_floating_point()
         values = tensor.to(torch.float64 if real else torch.int64).flatten()
         if real and bool((values.isnan() | (values == torch.inf)).any()):
-            raise NoRule("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
+            raise NoRuleError("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
         if not real and bool((values.abs() > WHOLE).any()):
-            raise NoRule("A constant is a whole number beyond 2⁵³, which programs do not have.")
+            raise NoRuleError("A constant is a whole number beyond 2⁵³, which programs do not have.")
         found = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
         return replace(found, boolean=tensor.dtype == torch.bool)
 
@@ -74,7 +74,7 @@ class Builder:
         """1 where a number is not zero."""
         found = self.ref(item)
         if not found.discrete:
-            raise NoRule("Whether a real is zero has no rule in ball arithmetic.")
+            raise NoRuleError("Whether a real is zero has no rule in ball arithmetic.")
         if found.boolean:
             return found
         return self.opposite(self.node("equal", found, self.full(found.shape, 0, True), shape=found.shape))

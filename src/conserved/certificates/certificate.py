@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conserved.certificates.arithmetic import Undecided
+from conserved.certificates.arithmetic import UndecidedError
 from conserved.certificates.contents import FORMAT, READ, VERSION, CertificateContents, digest, parse, read
 from conserved.certificates.cost import refuse_costly
 from conserved.certificates.form import Form, formula
-from conserved.certificates.program import Malformed
+from conserved.certificates.program import MalformedError
 from conserved.certificates.proof import (
     ENCLOSURE_BITS,
     Independence,
@@ -58,7 +58,7 @@ def examine(contents: CertificateContents, progress: Progress | None = None) -> 
     laws = prove_independent_laws(forms, contents.theta, contents.bits) if forms else None
     try:
         patterns = pieces(contents)
-    except Undecided:
+    except UndecidedError:
         patterns = []
     tiers, enclosed = [], 0.0
     for place, group in enumerate(contents.laws):
@@ -186,12 +186,12 @@ class Certificate:
             The certificate. Its verdict is INCONCLUSIVE, or REFUTED if the file was changed after it was made.
 
         Raises:
-            Malformed: the file is no certificate; the message says what is wrong with it.
+            MalformedError: the file is no certificate; the message says what is wrong with it.
         """
         try:
             return Certificate.of(parse(Path(path).read_bytes()))
-        except Malformed as problem:
-            raise Malformed(f"{printable(str(path))} cannot be used: {problem}") from None
+        except MalformedError as problem:
+            raise MalformedError(f"{printable(str(path))} cannot be used: {problem}") from None
 
     @staticmethod
     def of(record: Any) -> Certificate:
@@ -204,14 +204,14 @@ class Certificate:
             The certificate, not checked.
 
         Raises:
-            Malformed: the data is no certificate.
+            MalformedError: the data is no certificate.
         """
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise Malformed(f"This is not a certificate: its format is not {FORMAT!r}.")
+            raise MalformedError(f"This is not a certificate: its format is not {FORMAT!r}.")
         version = record.get("version")
         if type(version) is not int or version not in READ:
             known = " and ".join(map(str, READ))
-            raise Malformed(f"The certificate has version {shown(version)}; this program reads versions {known}.")
+            raise MalformedError(f"The certificate has version {shown(version)}; this program reads versions {known}.")
         only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)
         refuse_costly(contents)
@@ -222,7 +222,7 @@ class Certificate:
             or len(named) != len(contents.laws)
             or not all(isinstance(name, str) and name in _TIERS for name in named)
         ):
-            raise Malformed("The claim does not name a tier of evidence for each symmetry.")
+            raise MalformedError("The claim does not name a tier of evidence for each symmetry.")
         tiers = tuple(Status(name) for name in named)
         verdict = Verdict(status=Verdict.INCONCLUSIVE, message="Not checked yet; call check().")
         problem = ""

@@ -26,7 +26,7 @@ from conserved.certificates.ranges import refuse_wraparound
 from conserved.certificates.stopped_gradients import refuse_hooks, refuse_outside_reads, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
 from conserved.discovery import find_laws
-from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
+from conserved.discovery.function import Inputs, ParameterFunction, UnsuitableError, function_of, to_device, written_out
 from conserved.discovery.listed import upright
 from conserved.discovery.metric import Metric, in_metric
 from conserved.inference import recognize
@@ -77,25 +77,25 @@ def certify(
         The certificate with its verdict; `.save(path)` writes it.
 
     Raises:
-        NoRule: an operator of the function has no rule in ball arithmetic.
-        Unsuitable: the function is too large, cannot be traced, or has a gradient of its own making; or an argument is
-            out of its range.
+        NoRuleError: an operator of the function has no rule in ball arithmetic.
+        UnsuitableError: the function is too large, cannot be traced, or defines its own gradient; or an argument is out
+            of its range.
     """
     say = progress or (lambda message: None)
     if not isinstance(loss, str):
-        raise Unsuitable(
+        raise UnsuitableError(
             "A certificate carries the function alone. Put a loss of your own into it: certify f(params, (x, y)) that "
             "returns the loss of one sample, with loss='any'."
         )
     # Files have had the first name of it from the beginning.
     loss = "regression" if loss == "any" else loss
     if not 2 <= bits <= 4096:
-        raise Unsuitable(f"bits must lie between 2 and 4096; got {bits}.")
+        raise UnsuitableError(f"bits must lie between 2 and 4096; got {bits}.")
     if metric is not None:
         f, params = in_metric(f, params, metric)
     function = function_of(f, inputs, loss=loss, params=params, device="cpu", class_axis=class_axis)
     if function.size > LARGEST:
-        raise Unsuitable(
+        raise UnsuitableError(
             f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
             "Certify a narrower model of the same architecture, or freeze what is not of interest."
         )
@@ -263,14 +263,14 @@ def _faithful(
         output = run(program, numbers, point, _arrays(x))[program.output]
         assert isinstance(output, Jet)
         if not _close(output.value, value, 1e-8):
-            raise Unsuitable(
+            raise UnsuitableError(
                 "The traced program does not give the values of the function: its control flow depends on values, it "
                 "takes values out of tensors (item, numpy, nn.Parameter), or it rounds on purpose. Write it with "
                 "torch.where and tensors of fixed shape."
             )
         mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
         if not _close(mine, expected, 1e-7):
-            raise Unsuitable(
+            raise UnsuitableError(
                 "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
                 "custom autograd function, a hook). Training it follows no function that could be certified."
             )

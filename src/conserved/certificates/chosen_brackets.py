@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.arithmetic import Array, Floats
-from conserved.certificates.batches import FloatArrays, NotBatched, SampleBatch, chunk_size, stacked
+from conserved.certificates.batches import FloatArrays, NotBatchedError, SampleBatch, chunk_size, stacked
 from conserved.certificates.differentiate import Sample, bracket, gradient
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import Program
@@ -126,7 +126,7 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Brack
         try:
             step = chunk_size(program, len(words[0]) - 1)
             terms = [_batch_terms(program, theta, words[i : i + step]) for i in range(0, len(words), step)]
-        except NotBatched:
+        except NotBatchedError:
             terms = [_single_terms(program, theta, word) for word in words]
         first, second = (np.concatenate(part) for part in zip(*terms, strict=True))
         found = first - second

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conserved.certificates.form import Form
-from conserved.certificates.program import Malformed, Program
+from conserved.certificates.program import MalformedError, Program
 from conserved.certificates.proof import MOST_BITS, Input
 from conserved.certificates.validate import (
     LARGEST,
@@ -108,11 +108,11 @@ def parse(text: str | bytes) -> Any:
         found = json.loads(text, object_pairs_hook=object_of, parse_constant=constant)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
-        raise Malformed("it holds characters that are no text.") from None
+        raise MalformedError("it holds characters that are no text.") from None
     except RecursionError:
-        raise Malformed("it is nested too deeply.") from None
+        raise MalformedError("it is nested too deeply.") from None
     except ValueError as problem:
-        raise Malformed(f"it is not JSON: {printable(str(problem))}") from None
+        raise MalformedError(f"it is not JSON: {printable(str(problem))}") from None
     return found
 
 
@@ -123,11 +123,11 @@ def digest(record: Mapping[str, Any]) -> str:
         text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
     except (TypeError, ValueError, RecursionError) as problem:
-        raise Malformed(f"The certificate holds what JSON does not: {printable(str(problem))[:120]}") from None
+        raise MalformedError(f"The certificate holds what JSON does not: {printable(str(problem))[:120]}") from None
 
 
 def read(record: Mapping[str, Any]) -> CertificateContents:
-    """Read and check plain data; raises `Malformed` with the place of the first thing that does not fit."""
+    """Read and check plain data; raises `MalformedError` with the place of the first thing that does not fit."""
     program = read_program(record.get("program"))
     theta = tuple(_each(record.get("theta"), "theta", real_number, program.size))
     parameters: dict[str, tuple[int, ...]] = {}
@@ -135,11 +135,11 @@ def read(record: Mapping[str, Any]) -> CertificateContents:
         only(item, {"name", "shape"}, "A parameter")
         name = item.get("name")
         if not isinstance(name, str) or name in parameters:
-            raise Malformed(f"The parameter {shown(name)} has no name of its own.")
+            raise MalformedError(f"The parameter {shown(name)} has no name of its own.")
         sizes = _each(item.get("shape"), f"shape of {shown(name)}", partial(whole_number, most=LARGEST))
         parameters[name] = tuple(sizes)
     if sum(math.prod(shape) for shape in parameters.values()) != program.size:
-        raise Malformed("The shapes of the parameters do not add up to the size of θ.")
+        raise MalformedError("The shapes of the parameters do not add up to the size of θ.")
     inputs = tuple(_each(record.get("inputs"), "inputs", lambda value, name: _input(value, name, program)))
 
     def sample(value: Any, name: str) -> tuple[int, tuple[int, ...]]:
@@ -153,7 +153,7 @@ def read(record: Mapping[str, Any]) -> CertificateContents:
     def word(value: Any, name: str) -> tuple[int, ...]:
         places = tuple(_each(value, name, lambda v, n: whole_number(v, n, most=len(samples) - 1)))
         if not 1 <= len(places) <= MOST_LETTERS:
-            raise Malformed(f"{name} has {len(places)} letters; expected 1 to {MOST_LETTERS}.")
+            raise MalformedError(f"{name} has {len(places)} letters; expected 1 to {MOST_LETTERS}.")
         return places
 
     return CertificateContents(
@@ -181,14 +181,14 @@ def _about(value: Any) -> dict[str, str]:
     found = _mapping(value, "about")
     for key, text in found.items():
         if not isinstance(text, str):
-            raise Malformed(f"about.{shown(key)} is {kind_of(text)}; expected text.")
+            raise MalformedError(f"about.{shown(key)} is {kind_of(text)}; expected text.")
     return dict(found)
 
 
 def _group(value: Any, name: str, size: int) -> tuple[Form, ...]:
     found = tuple(_each(value, name, lambda v, n: _law(v, n, size)))
     if not found:
-        raise Malformed(f"{name} is a symmetry without laws.")
+        raise MalformedError(f"{name} is a symmetry without laws.")
     return found
 
 
@@ -197,7 +197,7 @@ def _law(value: Any, name: str, size: int) -> Form:
     only(item, {"quadratic", "linear", "name", "formula"}, name)
     for key in ("name", "formula"):
         if not isinstance(item.get(key, ""), str):
-            raise Malformed(f"{name}.{key} is {kind_of(item[key])}; expected text.")
+            raise MalformedError(f"{name}.{key} is {kind_of(item[key])}; expected text.")
 
     def terms(key: str, places: int) -> list[tuple[Any, ...]]:
         return _each(item.get(key), f"{name}.{key}", lambda entry, where: _term(entry, where, places, size))
@@ -205,9 +205,9 @@ def _law(value: Any, name: str, size: int) -> Form:
     quadratic = tuple((i, j, a) for i, j, a in terms("quadratic", 2))
     linear = tuple((i, b) for i, b in terms("linear", 1))
     if {(i, j): a for i, j, a in quadratic} != {(j, i): a for i, j, a in quadratic}:
-        raise Malformed(f"{name}.quadratic is not symmetric, so it is not the derivative of a law.")
+        raise MalformedError(f"{name}.quadratic is not symmetric, so it is not the derivative of a law.")
     if len({(i, j) for i, j, _ in quadratic}) != len(quadratic) or len({i for i, _ in linear}) != len(linear):
-        raise Malformed(f"{name} lists a term twice.")
+        raise MalformedError(f"{name} lists a term twice.")
     return Form(quadratic=quadratic, linear=linear)
 
 
@@ -227,14 +227,14 @@ def _input(value: Any, name: str, program: Program) -> Input:
 
 def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed(f"{name} is {kind_of(value)}; expected an object.")
+        raise MalformedError(f"{name} is {kind_of(value)}; expected an object.")
     return value
 
 
 def _each(value: Any, name: str, read_one: Callable[[Any, str], T], count: int | None = None) -> list[T]:
     if not isinstance(value, list) or (count is not None and len(value) != count):
         length = f"a list of {count}" if count is not None else "a list"
-        raise Malformed(f"{name} is not {length}.")
+        raise MalformedError(f"{name} is not {length}.")
     return [read_one(item, f"{name}[{i}]") for i, item in enumerate(value)]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from conserved.certificates.program import Malformed, Program
+from conserved.certificates.program import MalformedError, Program
 
 if TYPE_CHECKING:
     from conserved.certificates.contents import CertificateContents
@@ -69,21 +69,21 @@ def cost_of(contents: CertificateContents) -> Cost:
 
 
 def refuse_costly(contents: CertificateContents) -> None:
-    """Raise `Malformed` if the proofs would take more memory or work than any certificate should."""
+    """Raise `MalformedError` if the proofs would take more memory or work than any certificate should."""
     cost = cost_of(contents)
     if cost.numbers > MOST_NUMBERS:
-        raise Malformed(
+        raise MalformedError(
             f"Expected proofs that hold at most {MOST_NUMBERS:,} numbers at once, got {cost.numbers:,}. Certify a "
             "narrower model, or raise conserved.certificates.cost.MOST_NUMBERS if you trust the file."
         )
     if cost.products > MOST_PRODUCTS:
-        raise Malformed(
+        raise MalformedError(
             f"Expected proofs of at most {MOST_PRODUCTS:,} products, got {cost.products:,}. Certify a narrower model, "
             "or raise conserved.certificates.cost.MOST_PRODUCTS if you trust the file."
         )
     for what, count in (("words", len(contents.words)), ("laws", contents.found)):
         if count > contents.program.size:
-            raise Malformed(
+            raise MalformedError(
                 f"Expected at most {contents.program.size:,} {what}, one for each parameter, got {count:,}: more are "
                 "never independent."
             )

@@ -15,7 +15,7 @@ import numpy as np
 
 from conserved.certificates.arithmetic import Array, Numbers
 from conserved.certificates.jets import Jet, apply, derivative
-from conserved.certificates.program import UNARY, Malformed, Node, Program
+from conserved.certificates.program import UNARY, MalformedError, Node, Program
 
 ProgramValue = Any
 """A real value is a `Jet`, a discrete one an array of whole numbers; programs are checked to mix the two rightly."""
@@ -113,14 +113,14 @@ def _size(a: Array) -> int:
 
 def _narrow(a: Array) -> Array:
     if _size(a) >= 2**63:
-        raise Malformed("A whole number grows beyond 2⁶³, which programs do not have.")
+        raise MalformedError("A whole number grows beyond 2⁶³, which programs do not have.")
     return a.astype(np.int64)
 
 
 def _inside(index: Array, size: int) -> Array:
     """Return a computed index, if it lies in 0 … size − 1: counted from the end, one place would look like two."""
     if index.size and not (int(index.min()) >= 0 and int(index.max()) < size):
-        raise Malformed(f"A computed index lies outside 0 … {size - 1}.")
+        raise MalformedError(f"A computed index lies outside 0 … {size - 1}.")
     return index
 
 
@@ -168,7 +168,7 @@ def _taken(numbers: Numbers, node: Node, inputs: list[ProgramValue]) -> ProgramV
 def _replace(index: Array, a: Array, b: Array) -> Array:
     _inside(index, a.size)
     if len(np.unique(index)) != index.size:
-        raise Malformed("An entry is scattered to twice; which one stays is left open.")
+        raise MalformedError("An entry is scattered to twice; which one stays is left open.")
     found = a.ravel().copy()
     found[index.ravel()] = b.ravel()
     return found.reshape(a.shape)

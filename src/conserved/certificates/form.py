@@ -28,12 +28,12 @@ class Form:
 
     def gradient(self, theta: Sequence[Fraction]) -> list[Fraction]:
         """∇h(θ), exactly."""
-        found = [Fraction(0)] * len(theta)
+        result = [Fraction(0)] * len(theta)
         for i, j, a in self.quadratic:
-            found[i] += Fraction(a) * theta[j]
+            result[i] += Fraction(a) * theta[j]
         for i, b in self.linear:
-            found[i] += Fraction(b)
-        return found
+            result[i] += Fraction(b)
+        return result
 
 
 def formula(forms: Sequence[Form], parameters: Mapping[str, Index]) -> str:

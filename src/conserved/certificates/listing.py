@@ -11,7 +11,7 @@ from conserved.certificates.chosen_brackets import Choice
 from conserved.certificates.form import Form
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input, encloses_zero, enclosure, random_fields
-from conserved.discovery.function import ParameterFunction, Unsuitable
+from conserved.discovery.function import ParameterFunction, UnsuitableError
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
@@ -28,7 +28,7 @@ def listed(
     exact = [symmetry for symmetry in laws if symmetry.exact]
     missing = {name for symmetry in exact for name in symmetry.parameters} - function.start.keys()
     if missing:
-        raise Unsuitable(f"The laws given are about parameters the function does not have: {sorted(missing)[:3]}.")
+        raise UnsuitableError(f"The laws given are about parameters the function does not have: {sorted(missing)[:3]}.")
     groups = [_forms(symmetry, function) for symmetry in exact]
     places = [(g, k) for g, group in enumerate(groups) for k in range(len(group))]
     if not places:
@@ -46,12 +46,12 @@ def listed(
 
 
 def _gradient(form: Form, theta: tuple[float, ...]) -> Array:
-    found = np.zeros(len(theta))
+    result = np.zeros(len(theta))
     for i, j, a in form.quadratic:
-        found[i] += a * theta[j]
+        result[i] += a * theta[j]
     for i, b in form.linear:
-        found[i] += b
-    return found
+        result[i] += b
+    return result
 
 
 def _forms(symmetry: Symmetry, function: ParameterFunction) -> list[Form]:
@@ -75,10 +75,10 @@ def _forms(symmetry: Symmetry, function: ParameterFunction) -> list[Form]:
     at_zero = gradient(zero)
     columns = torch.func.vmap(gradient, chunk_size=64)(torch.eye(len(inside), dtype=torch.float64)) - at_zero
     where, flat = inside.tolist(), columns.permute(1, 2, 0).numpy()
-    found = []
+    result = []
     for k in range(len(at_zero)):
         rows, cols = np.nonzero(flat[k])
         quadratic = tuple((where[i], where[j], float(flat[k, i, j])) for i, j in zip(rows, cols, strict=True))
         linear = tuple((where[i], float(at_zero[k, i])) for i in torch.nonzero(at_zero[k]).flatten().tolist())
-        found.append(Form(quadratic=quadratic, linear=linear))
-    return found
+        result.append(Form(quadratic=quadratic, linear=linear))
+    return result

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
+from conserved.certificates.builder import Builder, NodeRef, NoRuleError, positions
 from conserved.certificates.program import UNARY
 
 Number = int | float
@@ -48,7 +48,7 @@ def _add(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> NodeRef:
 
 def _div(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> NodeRef:
     if rounding_mode is not None:
-        raise NoRule(f"Division with rounding_mode={rounding_mode!r} has no rule in ball arithmetic.")
+        raise NoRuleError(f"Division with rounding_mode={rounding_mode!r} has no rule in ball arithmetic.")
     return b.divide(x, y)
 
 
@@ -56,15 +56,15 @@ def _pow(b: Builder, x: Any, exponent: Any) -> NodeRef:
     if isinstance(exponent, Tensor) and exponent.numel() == 1:
         exponent = exponent.item()
     if not isinstance(exponent, int | float):
-        raise NoRule("A power with an exponent that varies has no rule in ball arithmetic; write exp(y · log x).")
+        raise NoRuleError("A power with an exponent that varies has no rule in ball arithmetic; write exp(y · log x).")
     if exponent < 0:
         return b.unary("reciprocal", _pow(b, x, -exponent))
     if exponent % 1 == 0.5:
         return b.multiply(b.unary("sqrt", x), _pow(b, x, exponent - 0.5))
     if exponent % 1:
-        raise NoRule(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
+        raise NoRuleError(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
     if exponent > _HIGHEST:
-        raise NoRule(f"The power {exponent} is too high; programs are written for powers up to {_HIGHEST}.")
+        raise NoRuleError(f"The power {exponent} is too high; programs are written for powers up to {_HIGHEST}.")
     found: NodeRef | None = None
     for _ in range(int(exponent)):
         found = x if found is None else b.multiply(found, x)
@@ -95,7 +95,7 @@ def _vector_norm(
     b: Builder, x: NodeRef, order: Number = 2, axes: Any = None, keepdim: bool = False, **_: Any
 ) -> NodeRef:
     if order != 2:
-        raise NoRule(f"The norm of order {order} has no rule in ball arithmetic; use 2.")
+        raise NoRuleError(f"The norm of order {order} has no rule in ball arithmetic; use 2.")
     return b.unary("sqrt", b.sum(b.multiply(x, x), axes, keepdim))
 
 
@@ -211,7 +211,7 @@ def _embedding(
     b: Builder, weight: Any, index: Any, padding: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> NodeRef:
     if scale_grad_by_freq:
-        raise NoRule("An embedding that scales gradients by frequency has no rule: training follows no gradient.")
+        raise NoRuleError("An embedding that scales gradients by frequency has no rule: training follows no gradient.")
     if isinstance(weight, NodeRef) and padding >= 0:
         # The value of the padding row is used, and backpropagation passes nothing to it.
         padded = torch.arange(weight.shape[0])[:, None] == padding
@@ -227,7 +227,7 @@ def _index_select(b: Builder, x: NodeRef, axis: int, index: Any) -> NodeRef:
     if axis % len(x.shape) == 0:
         return _rows(b, x, [index])
     if isinstance(index, NodeRef):
-        raise NoRule("index_select with a computed index along another axis than the first has no rule.")
+        raise NoRuleError("index_select with a computed index along another axis than the first has no rule.")
     return b.take([x], positions(x.shape).index_select(axis, index))
 
 
@@ -242,7 +242,9 @@ def _index(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
 def _from_the_front(b: Builder, index: Any, size: int) -> NodeRef:
     """Return a computed index with what counts from the end counted from the front."""
     if _truths(index):
-        raise NoRule("Indexing with a mask that is computed gives a shape that depends on values; use torch.where.")
+        raise NoRuleError(
+            "Indexing with a mask that is computed gives a shape that depends on values; use torch.where."
+        )
     index = b.ref(index)
     return b.choose(b.greater(0, index), b.add(index, size), index)
 
@@ -251,7 +253,7 @@ def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
     """Rows x[i, j, …] for computed indices of the leading axes."""
     x = b.ref(x)
     if any(item is None for item in indices):
-        raise NoRule("Indexing with computed indices has a rule only for leading axes.")
+        raise NoRuleError("Indexing with computed indices has a rule only for leading axes.")
     place: Any = b.constant(0)
     for axis, index in enumerate(indices):
         index = b.ref(index)
@@ -277,7 +279,7 @@ def _or(b: Builder, x: Any, y: Any) -> NodeRef:
 def _bitwise(rule: Callable[..., NodeRef]) -> Callable[..., NodeRef]:
     def of_truths(b: Builder, *items: Any) -> NodeRef:
         if not _truths(*items):
-            raise NoRule("Operations on the bits of whole numbers have no rule in ball arithmetic.")
+            raise NoRuleError("Operations on the bits of whole numbers have no rule in ball arithmetic.")
         return rule(b, *items)
 
     return of_truths
@@ -286,7 +288,7 @@ def _bitwise(rule: Callable[..., NodeRef]) -> Callable[..., NodeRef]:
 def _equal(b: Builder, x: Any, y: Any) -> NodeRef:
     left, right = b.together(x, y)
     if not left.discrete:
-        raise NoRule("Whether two reals are equal has no rule in ball arithmetic.")
+        raise NoRuleError("Whether two reals are equal has no rule in ball arithmetic.")
     return b.node("equal", left, right, shape=left.shape)
 
 
@@ -300,7 +302,7 @@ def _to_copy(b: Builder, x: NodeRef, *, dtype: torch.dtype | None = None, **_: A
     if dtype is None or dtype.is_floating_point:
         return b.real(x) if dtype is not None else x
     if not x.discrete:
-        raise NoRule(f"Rounding reals to {dtype} has no rule in ball arithmetic.")
+        raise NoRuleError(f"Rounding reals to {dtype} has no rule in ball arithmetic.")
     return b.truth(x) if dtype == torch.bool else x
 
 
@@ -308,7 +310,7 @@ def _copy(b: Builder, x: Any, source: Any, non_blocking: bool = False) -> NodeRe
     # The values of the source in the shape and the type of x.
     x, source = b.ref(x), b.ref(source)
     if x.discrete and not source.discrete:
-        raise NoRule("Rounding reals to whole numbers has no rule in ball arithmetic.")
+        raise NoRuleError("Rounding reals to whole numbers has no rule in ball arithmetic.")
     if x.boolean:
         source = b.truth(source)
     return b.expand(source if x.discrete else b.real(source), x.shape)
@@ -342,7 +344,7 @@ def _convolution(
     groups: int,
 ) -> NodeRef:
     if transposed:
-        raise NoRule("Transposed convolution has no rule in ball arithmetic.")
+        raise NoRuleError("Transposed convolution has no rule in ball arithmetic.")
     axes = len(stride)
     pads = [amount for amount in reversed(padding) for _ in range(2)]
     places = torch.constant_pad_nd(positions(x.shape) + 1, pads, 0)

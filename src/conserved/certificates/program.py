@@ -43,7 +43,7 @@ UNARY = ("exp", "log", "sqrt", "reciprocal", "tanh", "sigmoid", "erf", "sin", "c
 _DECISIONS = ("greater", "order", "equal")
 
 
-class Malformed(InvalidInputError, ValueError):
+class MalformedError(InvalidInputError, ValueError):
     """A certificate or a program in it is not well formed; the message says where."""
 
 
@@ -64,17 +64,17 @@ class Node:
 
     def record(self) -> dict[str, Any]:
         """Plain data; real constants as hexadecimal floating point, which is exact."""
-        found: dict[str, Any] = {"op": self.op, "inputs": list(self.inputs), "shape": list(self.shape)}
+        result: dict[str, Any] = {"op": self.op, "inputs": list(self.inputs), "shape": list(self.shape)}
         if self.op in ("constant", "input"):
-            found["discrete"] = self.discrete
+            result["discrete"] = self.discrete
         if self.op == "constant":
-            found["values"] = [v if self.discrete else float(v).hex() for v in self.values]
+            result["values"] = [v if self.discrete else float(v).hex() for v in self.values]
         elif self.op == "input":
-            found["which"] = self.which
+            result["which"] = self.which
         elif self.op == "take":
             assert self.places is not None
-            found["places"] = self.places.tolist()
-        return found
+            result["places"] = self.places.tolist()
+        return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

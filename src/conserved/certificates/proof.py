@@ -20,15 +20,15 @@ import flint
 import numpy as np
 
 from conserved.certificates import intervals
-from conserved.certificates.arithmetic import Array, Balls, Undecided, precision
-from conserved.certificates.batches import IntervalArrays, NotBatched, SampleBatch, Samples, chunk_size
+from conserved.certificates.arithmetic import Array, Balls, UndecidedError, precision
+from conserved.certificates.batches import IntervalArrays, NotBatchedError, SampleBatch, Samples, chunk_size
 from conserved.certificates.cost import matrix_fits
 from conserved.certificates.differentiate import Sample, bracket, gradient, run
 from conserved.certificates.form import Form
 from conserved.certificates.intervals import Interval
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import UNARY, Node, Program
-from conserved.certificates.symbols import Budget, Symbols, TooLarge
+from conserved.certificates.symbols import Budget, Symbols, TooLargeError
 
 MOST_BITS = 4096
 """Precision is doubled up to this many bits before a question is left open."""
@@ -200,7 +200,7 @@ def _bound_in_intervals(
             with np.errstate(all="ignore"):
                 bounds = intervals.independence_bounds(found)
         return float(bounds.max(initial=0.0))
-    except (Undecided, NotBatched, OverflowError):
+    except (UndecidedError, NotBatchedError, OverflowError):
         return float("inf")
 
 
@@ -232,7 +232,7 @@ def prove_rank(
         with precision(bits):
             try:
                 bound, reason = independence_bound(field_rows(program, theta, words, Balls())), ""
-            except Undecided as problem:
+            except UndecidedError as problem:
                 reason = str(problem)
         if bound < 1:
             return Independence(True, bound, bits)
@@ -268,7 +268,7 @@ def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) 
             try:
                 values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
                 return {program.nodes[place]: values[place] for place in compared}
-            except Undecided:
+            except UndecidedError:
                 if 2 * bits > MOST_BITS:
                     raise
         bits *= 2
@@ -298,7 +298,7 @@ def proved_by_argument(
             for t, node in zip(x.tensors, program.input_nodes, strict=True)
         ]
         values = run(program, numbers, Jet({0: theta, 1: moves}), inputs, stopped=True)
-    except TooLarge:
+    except TooLargeError:
         return False
     output = values[program.output]
     assert isinstance(output, Jet)
@@ -335,7 +335,7 @@ def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Inp
             here = Jet({0: numbers.array(point, (program.size,))})
             try:
                 fields.append(gradient(program, numbers, here, Sample(x, v)).value)
-            except Undecided:
+            except UndecidedError:
                 return RandomFields((), (), undecided=True)
             points.append(point)
     return RandomFields(tuple(points), tuple(fields))

@@ -11,7 +11,7 @@ from math import prod
 
 from conserved.certificates.arithmetic import Array
 from conserved.certificates.program import Node, Program
-from conserved.discovery.function import Unsuitable
+from conserved.discovery.function import UnsuitableError
 
 WholeRange = tuple[int, int]
 TypeLimits = dict[int, WholeRange]
@@ -25,7 +25,7 @@ def refuse_wraparound(program: Program, limits: TypeLimits, inputs: Sequence[tup
         spans.append(_span(node, [spans[i] for i in node.inputs], program, inputs) if node.discrete else (0, 0))
         low, high = limits.get(place, spans[-1])
         if not low <= spans[-1][0] <= spans[-1][1] <= high:
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"A whole number may reach {max(spans[-1], key=abs):,} and wrap around in PyTorch, whose type ends at "
                 f"{high:,}. Use smaller numbers, or a wider integer type."
             )

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 from conserved.inference.capture import has_hooks
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.laws.shared_memory import overlaps_itself
@@ -93,7 +93,7 @@ class _Marking(TorchDispatchMode):
             if not stopped:
                 self.inside.pop(home, None)
             if _real(target) and (home in self.apart or (stopped and home not in self.inside)):
-                raise Unsuitable(
+                raise UnsuitableError(
                     f"{func} writes into a value that backpropagation does not follow (detach or no_grad), so the "
                     "gradient is that of the value before. Write it without changing values in place."
                 )
@@ -125,7 +125,7 @@ def _ours() -> bool:
 class _InSight(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LEAVING and not (func in _LOOKED_AT_BY_US and _ours()):
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"The function uses {_LEAVING[func]}: what becomes of that value, or of its gradient, cannot be seen "
                 "in its graph. Write it with operators on tensors (detach has a meaning, and may stay)."
             )
@@ -152,7 +152,7 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             name = type(node).__name__.removesuffix("Backward")
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"The function uses {name}, an autograd function with a backward pass of its own (a custom function or "
                 "a backward hook of a module). A certificate is about derivatives of what is computed; write it with "
                 "operators of PyTorch."
@@ -165,14 +165,16 @@ def refuse_hooks(parameters: dict[str, Any]) -> None:
     held = {id(tensor) for tensor in held_elsewhere(parameters.values())}
     for name, parameter in parameters.items():
         if has_hooks(parameter):
-            raise Unsuitable(f"{name} has a hook on its gradient, so training does not follow the gradient; remove it.")
+            raise UnsuitableError(
+                f"{name} has a hook on its gradient, so training does not follow the gradient; remove it."
+            )
         if id(parameter) in held:
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"Expected nothing to hold on to the gradient of {name}, got a graph that is alive, a wrapper, or a "
                 "node with hooks, which may change it. Drop it, or certify a copy.deepcopy of the model."
             )
         if parameter.requires_grad and overlaps_itself(parameter.detach()):
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"Expected the entries of {name} to lie in places of their own, got a tensor that overlaps itself "
                 "(expand or as_strided): a step moves an entry by the gradients of all in its place. Clone it."
             )
@@ -188,7 +190,7 @@ class _OutsideReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_leaves((args, kwargs or {})):
             if isinstance(value, Tensor) and (name := self.homes.get(_home(value))) is not None:
-                raise Unsuitable(
+                raise UnsuitableError(
                     f"The function reads {name} from outside its parameters (a list, a closure or a global), so it "
                     f"would be certified at one value of {name}. Read it from the module, or from the argument."
                 )

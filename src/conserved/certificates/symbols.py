@@ -26,6 +26,7 @@ import numpy as np
 
 from conserved.certificates.arithmetic import Array, Numbers
 from conserved.certificates.program import Node
+from conserved.errors import ConservedError
 
 Polynomial = dict[tuple[int, ...], flint.fmpq]
 """Coefficients by monomial; a monomial is the sorted tuple of its letters, each as often as its power."""
@@ -39,7 +40,7 @@ _KEEPING = ("take", "gather", "scatter", "choose", "constant", "parameters", "in
 """Operators that make no new values, or whose value may be a number though their input is a letter."""
 
 
-class TooLarge(ArithmeticError):
+class TooLargeError(ConservedError, ArithmeticError):
     """The argument would take more terms than it is allowed."""
 
 
@@ -73,11 +74,11 @@ class Budget:
             return b if a is _ONE else a
         self.left -= len(a) * len(b)
         if self.left < 0:
-            raise TooLarge("The symbolic argument needs too many terms.")
+            raise TooLargeError("The symbolic argument needs too many terms.")
         # What the product takes at most, before it is made.
         digits = _longest(a) + _longest(b)
         if digits > MOST_DIGITS:
-            raise TooLarge("The symbolic argument needs too many digits.")
+            raise TooLargeError("The symbolic argument needs too many digits.")
         self._room(len(a) * len(b) * (_TERM + digits))
         product = _product(a, b)
         self.pending += len(product) * _TERM
@@ -93,7 +94,7 @@ class Budget:
 
     def _room(self, words: int) -> None:
         if self.pending + words > self.words:
-            raise TooLarge("The symbolic argument needs too much memory.")
+            raise TooLargeError("The symbolic argument needs too much memory.")
 
 
 def _longest(polynomial: Polynomial) -> int:

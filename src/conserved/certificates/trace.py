@@ -20,13 +20,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
+from conserved.certificates.builder import Builder, NodeRef, NoRuleError, positions
 from conserved.certificates.operators import MOVES, RULES, WRITES
-from conserved.certificates.program import Malformed, Program
+from conserved.certificates.program import MalformedError, Program
 from conserved.certificates.ranges import TypeLimits
 from conserved.certificates.stopped_gradients import stops_marked
 from conserved.certificates.validate import well_formed
-from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 
 
 def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:
@@ -53,10 +53,10 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
             decomposed = make_fx(call, decomposition_table=core_aten_decompositions_used())(theta, *inputs)
             # Decompositions write in place, so mutations are removed after them.
             graph = make_fx(torch.func.functionalize(decomposed, remove="mutations"))(theta, *inputs).graph
-        except Unsuitable:
+        except UnsuitableError:
             raise
         except Exception as problem:
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"The function could not be traced to a graph: {type(problem).__name__}: {problem} "
                 "Its control flow must not depend on values."
             ) from problem
@@ -92,14 +92,14 @@ def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Prog
             args, kwargs = (fx.node.map_arg(item, values.__getitem__) for item in (node.args, node.kwargs))
             values[node] = _operation(builder, node, args, dict(kwargs))
     if not isinstance(output, NodeRef):
-        raise Unsuitable("The output depends on neither the parameters nor the input.")
+        raise UnsuitableError("The output depends on neither the parameters nor the input.")
     program = Program(nodes=tuple(builder.nodes), output=builder.real(output).place, size=size)
     return pruned(program, builder.limits)
 
 
 def _input(builder: Builder, tensor: Tensor, which: int) -> NodeRef:
     if tensor.is_complex():
-        raise NoRule("Complex inputs have no rule in ball arithmetic; pass them as pairs of reals.")
+        raise NoRuleError("Complex inputs have no rule in ball arithmetic; pass them as pairs of reals.")
     found = builder.node("input", shape=tensor.shape, which=which, discrete=not tensor.is_floating_point())
     return replace(found, boolean=tensor.dtype == torch.bool)
 
@@ -117,7 +117,7 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
     if name == "as_strided":
         _refuse_strides(node)
     if name not in (*RULES, *MOVES, *WRITES) or str(target).endswith("view.dtype"):
-        raise NoRule(
+        raise NoRuleError(
             f"The operator {target} has no rule in ball arithmetic. Write the function with other operators, "
             "or add a rule to conserved/certificates/operators.py."
         )
@@ -127,18 +127,30 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
         else:
             found = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
         return _agreed(builder, target, found, node.meta.get("val"))
-    except Unsuitable:
+    except UnsuitableError:
         raise
-    except (Malformed, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
-        raise NoRule(f"The operator {target}, used like this, has no rule in ball arithmetic: {problem}") from problem
+    except (
+        MalformedError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as problem:
+        raise NoRuleError(
+            f"The operator {target}, used like this, has no rule in ball arithmetic: {problem}"
+        ) from problem
 
 
 def _refuse_impure(target: Any) -> None:
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-        raise Unsuitable(f"The function draws random numbers ({target}); switch that off, for instance with eval().")
+        raise UnsuitableError(
+            f"The function draws random numbers ({target}); switch that off, for instance with eval()."
+        )
     schema = getattr(target, "_schema", None)
     if schema is not None and schema.is_mutable:
-        raise Unsuitable(
+        raise UnsuitableError(
             f"The function changes a buffer or an input while it runs ({target}), so it is another one the next time."
         )
 
@@ -153,7 +165,9 @@ def _refuse_strides(node: fx.Node) -> None:
         or value.storage_offset() != 0
         or value.untyped_storage().nbytes() != value.numel() * value.element_size()
     ):
-        raise NoRule("as_strided of a tensor that is itself a view has no rule in ball arithmetic; index it instead.")
+        raise NoRuleError(
+            "as_strided of a tensor that is itself a view has no rule in ball arithmetic; index it instead."
+        )
 
 
 def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
@@ -164,13 +178,15 @@ def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
     if not isinstance(found, NodeRef) or not isinstance(seen, Tensor):
         return found
     if tuple(seen.shape) != found.shape:
-        raise NoRule(f"The shape of what {target} gives depends on values; write it with tensors of fixed shape.")
+        raise NoRuleError(f"The shape of what {target} gives depends on values; write it with tensors of fixed shape.")
     if seen.is_complex():
-        raise NoRule(f"{target} gives complex numbers, which have no rule in ball arithmetic; write pairs of reals.")
+        raise NoRuleError(
+            f"{target} gives complex numbers, which have no rule in ball arithmetic; write pairs of reals."
+        )
     if seen.is_floating_point():
         return builder.real(found)
     if not found.discrete:
-        raise NoRule(f"{target} of whole numbers has no rule in ball arithmetic.")
+        raise NoRuleError(f"{target} of whole numbers has no rule in ball arithmetic.")
     if seen.dtype != torch.bool:
         limits = torch.iinfo(seen.dtype)
         low, high = builder.limits.get(found.place, (limits.min, limits.max))
@@ -183,7 +199,7 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
     several = isinstance(args[0], list | tuple)
     items, counted = _counted(builder, args[0] if several else [args[0]])
     if any(isinstance(item, NodeRef) for item in tree_flatten((args[1:], kwargs))[0]):
-        raise NoRule(f"The operator {target} with a computed index has no rule in ball arithmetic.")
+        raise NoRuleError(f"The operator {target} with a computed index has no rule in ball arithmetic.")
     kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
     found = target(counted if several else counted[0], *args[1:], **kwargs)
     return tree_map(lambda places: builder.take(items, places - 1), found)

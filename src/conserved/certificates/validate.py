@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.certificates.program import UNARY, Malformed, Node, Program
+from conserved.certificates.program import UNARY, MalformedError, Node, Program
 
 LARGEST = 10_000_000
 """Entries of the largest tensor a program may have."""
@@ -37,7 +37,7 @@ _FIELDS = {"constant": {"discrete", "values"}, "input": {"discrete", "which"}, "
 def read_program(record: Any) -> Program:
     """Return a program from plain data of a file, which is not trusted."""
     if not isinstance(record, dict):
-        raise Malformed(f"program is {kind_of(record)}; expected an object.")
+        raise MalformedError(f"program is {kind_of(record)}; expected an object.")
     only(record, {"nodes", "output", "size"}, "The program")
     size = whole_number(record.get("size"), "size", least=1, most=LARGEST)
     nodes: list[Node] = []
@@ -48,28 +48,30 @@ def read_program(record: Any) -> Program:
 
 
 def well_formed(program: Program) -> Program:
-    """The program, if its nodes fit each other and it is one function of one θ; otherwise `Malformed` says where."""
+    """Return the program if its nodes fit each other and it is one function of one θ; else raise `MalformedError`."""
     for place, node in enumerate(program.nodes):
         if any(not 0 <= i < place for i in node.inputs):
-            raise Malformed(f"node {place} ({node.op}) reads a node that does not come before it.")
+            raise MalformedError(f"node {place} ({node.op}) reads a node that does not come before it.")
         name = f"node {place} ({node.op})"
         if fitting(node, [program.nodes[i] for i in node.inputs], name, program.size) is not node:
-            raise Malformed(f"{name} is called {'discrete' if node.discrete else 'real'}, which its operator is not.")
+            raise MalformedError(
+                f"{name} is called {'discrete' if node.discrete else 'real'}, which its operator is not."
+            )
     count = sum(node.op == "parameters" for node in program.nodes)
     if count != 1:
-        raise Malformed(f"The program has {count} parameters nodes; expected exactly one.")
+        raise MalformedError(f"The program has {count} parameters nodes; expected exactly one.")
     output = program.nodes[program.output]
     if output.discrete or len(output.shape) != 1:
-        raise Malformed("The output of the program is not a vector of reals.")
+        raise MalformedError("The output of the program is not a vector of reals.")
     if [node.which for node in program.input_nodes] != list(range(len(program.input_nodes))):
-        raise Malformed("The inputs of the program are not numbered 0, 1, ….")
+        raise MalformedError("The inputs of the program are not numbered 0, 1, ….")
     return program
 
 
 def whole_number(value: Any, name: str, *, least: int = 0, most: int = 2**31) -> int:
     """Return a whole number within limits, or a message."""
     if type(value) is not int or not least <= value <= most:
-        raise Malformed(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
+        raise MalformedError(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
     return value
 
 
@@ -78,23 +80,23 @@ def real_number(value: Any, name: str, *, masked: bool = False) -> float:
     try:
         found = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
-        raise Malformed(f"{name} is {shown(value)}; expected a hexadecimal floating-point number.") from None
+        raise MalformedError(f"{name} is {shown(value)}; expected a hexadecimal floating-point number.") from None
     if not math.isfinite(found) and not (masked and found == -math.inf):
-        raise Malformed(f"{name} is not finite.")
+        raise MalformedError(f"{name} is not finite.")
     return found
 
 
 def sequence(value: Any, name: str) -> Sequence[Any]:
     """Return a list, or a message."""
     if not isinstance(value, list):
-        raise Malformed(f"{name} is {kind_of(value)}; expected a list.")
+        raise MalformedError(f"{name} is {kind_of(value)}; expected a list.")
     return value
 
 
 def only(record: Mapping[str, Any], known: set[str], name: str) -> None:
     """Refuse fields that mean nothing."""
     if unknown := sorted(shown(key).strip("'") for key in record.keys() - known):
-        raise Malformed(f"{name} has fields that mean nothing: {', '.join(unknown[:5])}.")
+        raise MalformedError(f"{name} has fields that mean nothing: {', '.join(unknown[:5])}.")
 
 
 def shown(value: Any) -> str:
@@ -114,9 +116,9 @@ def kind_of(value: Any) -> str:
 
 def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     if not isinstance(item, dict) or not isinstance(op := item.get("op"), str):
-        raise Malformed(f"{name} is not an operation.")
+        raise MalformedError(f"{name} is not an operation.")
     if op not in _INPUTS and op != "take":
-        raise Malformed(f"{name} ({shown(op)}) is not an operator of programs.")
+        raise MalformedError(f"{name} ({shown(op)}) is not an operator of programs.")
     name = f"{name} ({op})"
     only(item, {"op", "inputs", "shape", *_FIELDS.get(op, ())}, name)
     inputs = tuple(
@@ -125,7 +127,7 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     shape = tuple(whole_number(s, f"shape of {name}", most=LARGEST) for s in sequence(item.get("shape"), name))
     discrete = item.get("discrete", False)
     if not isinstance(discrete, bool):
-        raise Malformed(f"discrete of {name} is {shown(discrete)}; expected true or false.")
+        raise MalformedError(f"discrete of {name} is {shown(discrete)}; expected true or false.")
     _check_size(shape, name)
     own: dict[str, Any] = {}
     if op == "take":
@@ -146,25 +148,25 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
 
 def _check_size(shape: tuple[int, ...], name: str) -> None:
     if len(shape) > MOST_AXES:
-        raise Malformed(f"{name} has {len(shape)} axes, more than {MOST_AXES}.")
+        raise MalformedError(f"{name} has {len(shape)} axes, more than {MOST_AXES}.")
     if (entries := prod(s for s in shape if s)) > LARGEST:
-        raise Malformed(f"{name} has {entries:,} entries, more than {LARGEST:,}.")
+        raise MalformedError(f"{name} has {entries:,} entries, more than {LARGEST:,}.")
 
 
 def fitting(node: Node, inputs: Sequence[Node], name: str, size: int) -> Node:
-    """The node, with its kind filled in where its operator decides it; `Malformed` where shapes or kinds do not fit."""
+    """Return the node with the kind its operator decides; raise `MalformedError` if shapes or kinds do not fit."""
     op, shape = node.op, node.shape
     if op not in _INPUTS and op != "take":
-        raise Malformed(f"{name} is not an operator of programs.")
+        raise MalformedError(f"{name} is not an operator of programs.")
     if op != "take" and len(inputs) != _INPUTS[op]:
-        raise Malformed(f"{name} has {len(inputs)} inputs; expected {_INPUTS[op]}.")
+        raise MalformedError(f"{name} has {len(inputs)} inputs; expected {_INPUTS[op]}.")
     if op == "take" and not inputs:
-        raise Malformed(f"{name} has no inputs.")
+        raise MalformedError(f"{name} has no inputs.")
     _check_size(shape, name)
     shapes = [item.shape for item in inputs]
     fits, discrete = _fit(node, [item.discrete for item in inputs], shapes, size)
     if not fits:
-        raise Malformed(f"{name} does not fit its inputs: shapes {shapes} and result {shape}.")
+        raise MalformedError(f"{name} does not fit its inputs: shapes {shapes} and result {shape}.")
     return node if node.discrete == discrete else replace(node, discrete=discrete)
 
 

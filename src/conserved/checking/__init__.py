@@ -3,7 +3,7 @@
 from conserved.checking.check_result import Check
 from conserved.checking.checking import check
 from conserved.checking.gradient_test import Method, Tested
-from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, Uncheckable, probe
+from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, UncheckableError, probe
 
 __all__ = [
     "Axis",
@@ -14,7 +14,7 @@ __all__ = [
     "ProbedSymmetry",
     "TensorLeg",
     "Tested",
-    "Uncheckable",
+    "UncheckableError",
     "check",
     "probe",
 ]

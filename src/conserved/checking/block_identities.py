@@ -56,7 +56,7 @@ def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, si
 
 
 def _masked(setting: Setting, axis: int, start: int, stop: int) -> Setting:
-    """The pass whose output gradient is zero outside a block, with the rounding of that pass."""
+    """Return the pass whose output gradient is zero outside a block, with the rounding of that pass."""
     gradients = []
     for gradient in setting.gradients:
         kept = torch.zeros_like(gradient)

@@ -196,7 +196,7 @@ class Check:
         return f"{status}, errors above {percent(max(sizes))}"
 
     def _repr_html_(self) -> str:
-        """The verdict, what fails and why, and the tests of every gradient, for notebooks."""
+        """Return the verdict, what fails and why, and the tests of every gradient, for notebooks."""
         methods = list(Method)[1:]
         rows = [
             [
@@ -234,7 +234,7 @@ def _gradients(test: Tested) -> str:
 
 
 def _cell(tests: list[Tested]) -> str:
-    """How many tests hold, and the largest residual."""
+    """Return how many tests hold, and the largest residual."""
     if not tests:
         return "–"
     good = sum(test.ok for test in tests)

@@ -29,7 +29,7 @@ from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
     UNIT,
     NumericalFunction,
-    Uncheckable,
+    UncheckableError,
     device_of,
     function_of,
     repeatable,
@@ -81,7 +81,7 @@ def check(
         verdict.
 
     Raises:
-        Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.
+        UncheckableError: the function has no gradient to check, or cannot be run twice with the same result.
     """
     start = time.monotonic()
     if takes_jax_arrays(tensors, keywords):
@@ -100,12 +100,12 @@ def _repeats(function: NumericalFunction) -> NumericalFunction:
     first, second = (function.outputs(function.values) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if one.shape != other.shape:
-            raise Uncheckable(
+            raise UncheckableError(
                 f"{function.title} returns {tuple(one.shape)} and then {tuple(other.shape)} on the same inputs."
             )
         size = rms(one) or 1.0
         if rms(wide(one) - wide(other)) > max(_RANDOM[0], _RANDOM[1] * UNIT[one.dtype]) * size:
-            raise Uncheckable(
+            raise UncheckableError(
                 f"{function.title} is random: two calls on the same inputs from the same seed differ by "
                 f"{rms(wide(one) - wide(other)) / size:.0%}. Fix its random numbers, or pass them in."
             )
@@ -286,13 +286,13 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
     """The output gradients that the caller gave."""
     outs = function.outputs(function.values)
     if len(grad) != len(outs):
-        raise Uncheckable(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
+        raise UncheckableError(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
     for name, gradient, out in zip(function.out_names, grad, outs, strict=True):
         if not isinstance(gradient, Tensor) or gradient.shape != out.shape:
             shape = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
-            raise Uncheckable(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
+            raise UncheckableError(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
         if not bool(torch.isfinite(gradient).all()):
-            raise Uncheckable(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
+            raise UncheckableError(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
     return tuple(gradient.detach().to(out.device, out.dtype) for gradient, out in zip(grad, outs, strict=True))
 
 

@@ -32,7 +32,7 @@ def compare(
     other_kernel: bool = False,
     meaning: str = "",
 ) -> Iterator[Tested]:
-    """A test for each input: whether two gradients agree up to their noise.
+    """Yield a test for each input: whether two gradients agree up to their noise.
 
     `other_kernel` says that other shapes or strides may have chosen another kernel. On a GPU that may be one that
     rounds single precision to ten bits inside, where the first did not.
@@ -76,7 +76,7 @@ def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, m
 
 
 def _tensor_core_unit(tensor: Tensor) -> float:
-    """The rounding of tensor cores where they may compute in single precision; zero elsewhere."""
+    """Return the rounding of tensor cores where they may compute in single precision; zero elsewhere."""
     allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     return TENSOR_CORE_UNIT if tensor.is_cuda and tensor.dtype == torch.float32 and allowed else 0.0
 
@@ -87,12 +87,12 @@ def backward_pass(
     gradients: Sequence[Tensor] | None = None,
     wanted: Sequence[int] | None = None,
 ) -> Gradients:
-    """The gradients at the inputs and output gradients of the setting, or at others."""
+    """Return the gradients at the inputs and output gradients of the setting, or at others."""
     chosen = setting.function.values if values is None else values
     return setting.function.gradients(chosen, setting.gradients if gradients is None else gradients, wanted)[1]
 
 
 def short(problem: Exception) -> str:
-    """An exception in one line."""
+    """Return an exception in one line."""
     lines = str(problem).strip().splitlines()
     return f"{type(problem).__name__}: {lines[0][:100] if lines else ''}"

@@ -41,7 +41,7 @@ class Cut:
 
 
 def part_of(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
-    """The entries from `start` to `stop` along an axis, with memory of their own."""
+    """Return the entries from `start` to `stop` along an axis, with memory of their own."""
     return tensor.narrow(axis, start, stop - start).clone(memory_format=torch.contiguous_format)
 
 
@@ -70,7 +70,7 @@ def untouched(setting: Setting, left: Tensor, right: Tensor) -> bool:
 
 
 def same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None = None) -> bool:
-    """Whether an output, or a part of it, is the same up to a rounding or two."""
+    """Return whether an output, or a part of it, is the same up to a rounding or two."""
     gap = (wide(left) - wide(right)).abs()
     size = wide(right).abs()
     limit = 8 * setting.noise.unit * (size + size.square().mean().sqrt())
@@ -81,7 +81,7 @@ def same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None
 
 def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
     """Axes of the outputs along which the function takes parts apart, each with a few places to cut."""
-    found: list[Cut] = []
+    result: list[Cut] = []
     first = setting.outs[0]
     for axis in range(first.ndim):
         size = first.shape[axis]
@@ -93,17 +93,17 @@ def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
         assert out_axes is not None
         for share in cut_places(setting, size)[:limit]:
             if setting.late:
-                return found
+                return result
             cut = _cut(setting, out_axes, size, share)
             if cut is None:
                 break
-            if cut not in found:
-                found.append(cut)
-    return found
+            if cut not in result:
+                result.append(cut)
+    return result
 
 
 def _other_axes(setting: Setting, axis: int) -> tuple[int, ...] | None:
-    """The axis of every output that is cut with this axis of the first one: the same place, or the same size."""
+    """Return the axis of every output that is cut with this axis of the first one: the same place, or the same size."""
     size = setting.outs[0].shape[axis]
     chosen = []
     for out in setting.outs:
@@ -116,7 +116,7 @@ def _other_axes(setting: Setting, axis: int) -> tuple[int, ...] | None:
 
 
 def cut_places(setting: Setting, size: int) -> list[int]:
-    """Where to cut an axis: off the boundaries of tiles where it is long."""
+    """Return where to cut an axis: off the boundaries of tiles where it is long."""
     if size < 8:
         return [max(1, size // 2)]
     tile = max(power for power in (4, 8, 16, 32, 64, 128) if power < size)
@@ -125,7 +125,7 @@ def cut_places(setting: Setting, size: int) -> list[int]:
 
 
 def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
-    """The inputs that can be cut with the outputs near `share`, or None if there are none.
+    """Return the inputs that can be cut with the outputs near `share`, or None if there are none.
 
     Heads may be shared: an input of as many axes with fewer heads is cut between two groups, and so is all else.
     """

@@ -58,7 +58,7 @@ class _Direction:
 
 
 def best_precision(setting: Setting) -> _Line:
-    """The finest precision in which the function still computes the same outputs."""
+    """Return the finest precision in which the function still computes the same outputs."""
     function = setting.function
     own = function.precision
     finer = (torch.float64,) if own == torch.float32 else (torch.float32, torch.float64)
@@ -79,7 +79,7 @@ def best_precision(setting: Setting) -> _Line:
 
 
 def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested], list[str]]:
-    """A test for each input along its gradient, along random directions and along blocks of its axes.
+    """Return a test for each input along its gradient, along random directions and along blocks of its axes.
 
     Returns:
         The tests, and a sentence for each input whose gradient is too noisy to say anything.
@@ -111,7 +111,7 @@ def _tiles(setting: Setting, line: _Line, place: int, precision_name: str) -> li
     name, shape = setting.function.names[place], setting.function.values[place].shape
     value = wide(setting.function.values[place])
     generator = torch.Generator(value.device).manual_seed(setting.seed + 7)
-    found: list[Tested] = []
+    result: list[Tested] = []
     for axis, length in enumerate(shape):
         if length < 2 * _TILE:
             continue
@@ -133,14 +133,14 @@ def _tiles(setting: Setting, line: _Line, place: int, precision_name: str) -> li
             clear &= test is not None and not _CLOSE < test.worst <= 1
         if worst is not None and clear and not bool(wrong.all()):
             shown = where(wrong, [f"axis {axis} of d{name}"])
-            found.append(
+            result.append(
                 replace(
                     worst,
                     what=f"derivative along each tile of {width} of axis {axis}, taken in {precision_name}",
                     where=shown,
                 )
             )
-    return found
+    return result
 
 
 def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Direction]:

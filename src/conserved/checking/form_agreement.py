@@ -102,7 +102,7 @@ def differences(
             mine[place].append(grads[place])
             reference[place].append(right[place])
     spread = _instability(given, form, values, gradients)
-    found: list[Difference | None] = []
+    result: list[Difference | None] = []
     for place in range(count):
         pairs = [
             (wide(a), wide(b))
@@ -110,11 +110,11 @@ def differences(
             if a is not None and b is not None
         ]
         if len(pairs) < _COUNT:
-            found.append(None)
+            result.append(None)
             continue
         gaps = [a - b for a, b in pairs]
         rows = by_row(noise_of([a for a, _ in pairs]).square())
-        found.append(
+        result.append(
             Difference(
                 mean=torch.stack(gaps).mean(0),
                 expected=pairs[2][1],
@@ -125,7 +125,7 @@ def differences(
                 unstable=spread[place],
             )
         )
-    return found
+    return result
 
 
 def _instability(
@@ -178,7 +178,7 @@ def agreement_tests(
 
 
 def _natural(given: Setting, place: int, gradients: Sequence[Tensor]) -> float:
-    """The size that a gradient has for output gradients like these at the inputs that were given.
+    """Return the size that a gradient has for output gradients like these at the inputs that were given.
 
     Where a function is saturated its gradient is a small difference of large numbers (1 − tanh²), and rounding of these
     is relative to them.
@@ -189,7 +189,7 @@ def _natural(given: Setting, place: int, gradients: Sequence[Tensor]) -> float:
 
 
 def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float) -> Tested:
-    """All entries together."""
+    """Return all entries together."""
     right = difference.expected
     limit = (
         _BLOCK_DEVIATIONS * difference.deviation
@@ -217,7 +217,7 @@ def _whole(given: Setting, difference: Difference, name: str, what: str, natural
 
 
 def _entries(given: Setting, difference: Difference, name: str, what: str) -> Tested:
-    """Every entry by itself."""
+    """Return every entry by itself."""
     right = difference.expected
     size = by_row(right.square()).sqrt()
     limit = (
@@ -253,7 +253,7 @@ def _only_here(given: Setting, meaning: str) -> str:
 
 
 def _smallest(limit: Tensor, right: Tensor) -> float:
-    """The relative error of a row, spread over its entries, that would have been seen."""
+    """Return the relative error of a row, spread over its entries, that would have been seen."""
     size = by_row(right.square()).sqrt()
     allowed = by_row(limit.expand_as(right).square()).sqrt()
     live = size > 1e-3 * float(size.max())
@@ -261,7 +261,7 @@ def _smallest(limit: Tensor, right: Tensor) -> float:
 
 
 def _blocks(given: Setting, difference: Difference, name: str, what: str) -> Iterator[Tested]:
-    """The same for every index of every axis: errors of a row, a head or a channel add up, rounding does not."""
+    """Yield the same for every index of every axis: errors of a row, a head or a channel add up, rounding does not."""
     right = difference.expected
     for axis in range(right.ndim):
         if right.shape[axis] < 2:

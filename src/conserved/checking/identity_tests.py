@@ -67,7 +67,7 @@ def test_together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
 
 
 def _terms(setting: Setting, symmetry: ProbedSymmetry, leg: TensorLeg) -> tuple[Tensor, Tensor, Tensor]:
-    """What a leg adds to the identity, the variance of it, and the sum of the squares it is made of."""
+    """Return what a leg adds to the identity, the variance of it, and the sum of the squares it is made of."""
     if leg.output:
         value, gradient = wide(setting.outs[leg.place]), wide(setting.gradients[leg.place])
         value_noise = setting.noise.outs[leg.place].expand_as(value)
@@ -131,7 +131,7 @@ def _test(setting: Setting, symmetry: ProbedSymmetry) -> Tested:
     bad = gap.ratio > 1
     size = float(torch.stack([part.norm() for part in parts]).max()) or float(scale.norm()) or 1.0
     size = max(size, float(scale.norm()))
-    found = Tested(
+    result = Tested(
         gradients=names,
         method=Method.IDENTITY,
         what=statement(symmetry),
@@ -140,10 +140,10 @@ def _test(setting: Setting, symmetry: ProbedSymmetry) -> Tested:
         worst=gap.worst,
         sees_factor=symmetry.has_output,
     )
-    if found.ok:
-        return found
+    if result.ok:
+        return result
     return replace(
-        found, where=where(bad, _labels(symmetry, bad.ndim)), meaning=_meaning(setting, symmetry, parts, bad)
+        result, where=where(bad, _labels(symmetry, bad.ndim)), meaning=_meaning(setting, symmetry, parts, bad)
     )
 
 
@@ -185,7 +185,7 @@ def _meaning(setting: Setting, symmetry: ProbedSymmetry, parts: Sequence[Tensor]
 
 
 def statement(symmetry: ProbedSymmetry) -> str:
-    """The identity in words and signs."""
+    """Return the identity in words and signs."""
     shift = symmetry.group is Group.TRANSLATION
     sides: dict[bool, list[str]] = {False: [], True: []}
     for leg in symmetry.legs:

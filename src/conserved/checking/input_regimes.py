@@ -56,7 +56,7 @@ class Regime:
 
 
 def regimes(setting: Setting) -> Iterator[Regime]:
-    """Every kind of input that differs from the one that was given."""
+    """Yield every kind of input that differs from the one that was given."""
     values = setting.function.values
     generator = torch.Generator().manual_seed(setting.seed + 41)
     kinds = {
@@ -149,7 +149,7 @@ def regime_tests(
 
 
 def _inverse_at_given(setting: Setting) -> list[Tested]:
-    """The inputs that were given, with output gradients of inverse size."""
+    """Return the inputs that were given, with output gradients of inverse size."""
     try:
         noise = setting.noise.outs
         choices = list(_output_gradients(setting.outs, setting.seed, setting.noise.unit))[1:]
@@ -256,7 +256,7 @@ def _gradients_of(
 
 
 def _bends_within_a_spacing(setting: Setting, values: Sequence[Tensor], first: _Pass) -> bool:
-    """Whether gradients change by half when inputs move by one spacing of their precision.
+    """Return whether gradients change by half when inputs move by one spacing of their precision.
 
     No two points are near enough then to measure a derivative: a norm of a constant row divides by √ε.
     """
@@ -307,7 +307,7 @@ def _persists(
 
 
 def _tells(gap: DerivativeGap, each: _Pass) -> bool:
-    """Whether a derivative is known well enough to say something; a limit that is not a number says nothing."""
+    """Return whether a derivative is known well enough to say something; a limit that is not a number says nothing."""
     return gap.scale > 0 and gap.converged and gap.limit <= each.useful * gap.scale
 
 
@@ -346,7 +346,7 @@ def _blamed(
     each: _Pass,
     what: str,
 ) -> Iterator[Tested]:
-    """The inputs whose own gradient fails."""
+    """Yield the inputs whose own gradient fails."""
     for place, input_name in enumerate(setting.function.names):
         alone = [along if other == place else None for other, along in enumerate(moved)]
         line = line_through(setting.function, values, alone, noise, outs)

@@ -190,7 +190,7 @@ def _outputs(function: NumericalFunction, values: Sequence[Tensor]) -> Sequence[
 
 
 def _extrapolated(*reached: Tensor | None) -> Tensor | None:
-    """The displacement of the extrapolated derivative (4 near − far)/3, as the points were after rounding."""
+    """Return the displacement of the extrapolated derivative (4 near − far)/3, as the points were after rounding."""
     if reached[0] is None:
         return None
     far, near = (reached[0] + reached[3]) / 2, (reached[1] + reached[2]) / 2  # type: ignore[operator]
@@ -198,7 +198,7 @@ def _extrapolated(*reached: Tensor | None) -> Tensor | None:
 
 
 def _beyond_noise(part: Tensor, deviation: float) -> float:
-    """The truncation that a difference shows beyond its own noise, in sum and entry by entry."""
+    """Return the truncation that a difference shows beyond its own noise, in sum and entry by entry."""
     total = max(0.0, abs(float(part.sum())) - _SHOWN * deviation)
     square = max(0.0, float(part.square().sum()) - 2 * deviation**2)
     return _TRUNCATION * (total + 2 * square**0.5)

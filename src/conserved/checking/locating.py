@@ -14,13 +14,13 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 def runs_of(indices: Sequence[int]) -> list[tuple[int, int]]:
     """Consecutive numbers as first and last."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for index in indices:
-        if found and index == found[-1][1] + 1:
-            found[-1] = (found[-1][0], index)
+        if result and index == result[-1][1] + 1:
+            result[-1] = (result[-1][0], index)
         else:
-            found.append((index, index))
-    return found
+            result.append((index, index))
+    return result
 
 
 def where(bad: Tensor, axes: Sequence[str] | None = None) -> str:
@@ -68,16 +68,16 @@ def _span(marked: Sequence[int], size: int) -> str:
 
 
 def factor(got: Tensor, expected: Tensor) -> float | None:
-    """The number c with got = c·expected, if one explains nearly all of the difference; None otherwise."""
+    """Return the number c with got = c·expected, if one explains nearly all of the difference; None otherwise."""
     square = float(expected.square().sum())
     if square == 0 or not math.isfinite(square):
         return None
-    found = float((got * expected).sum()) / square
-    left = float((got - found * expected).norm())
+    result = float((got * expected).sum()) / square
+    left = float((got - result * expected).norm())
     off = float((got - expected).norm())
-    if not math.isfinite(found) or off == 0 or left > 0.1 * off:
+    if not math.isfinite(result) or off == 0 or left > 0.1 * off:
         return None
-    return found
+    return result
 
 
 def factor_meaning(name: str, value: float, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -124,7 +124,7 @@ def _named(value: float, shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def pattern_meaning(name: str, bad: Tensor, got: Tensor, expected: Tensor, shapes: Mapping[str, Sequence[int]]) -> str:
-    """What a difference entry by entry suggests."""
+    """Return what a difference entry by entry suggests."""
     if not bool(torch.isfinite(got).all()):
         return f"d{name} contains infinities or NaN"
     if not bool(bad.any()):
@@ -143,7 +143,7 @@ def pattern_meaning(name: str, bad: Tensor, got: Tensor, expected: Tensor, shape
 
 
 def _swapped(got: Tensor, expected: Tensor, axis: int) -> str:
-    """Whether one tensor is the other with entries along an axis exchanged."""
+    """Return whether one tensor is the other with entries along an axis exchanged."""
     left = got.movedim(axis, 0).flatten(1)
     right = expected.movedim(axis, 0).flatten(1)
     alike = (left @ right.T) / (left.norm(dim=1)[:, None] * right.norm(dim=1)[None, :]).clamp_min(1e-300)

@@ -32,7 +32,7 @@ TestedRelation = Callable[[Setting], Iterator[Tested | str]]
 
 
 def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Tested], list[str]]:
-    """Every relation that the forward allows, tested; and what was not tested, with the reason.
+    """Return every relation that the forward allows, tested; and what was not tested, with the reason.
 
     Args:
         setting: the pass under test.
@@ -187,7 +187,7 @@ def _each_output(setting: Setting) -> Iterator[Tested | str]:
 
 
 def _ignored(setting: Setting, number: int, place: int, name: str, output: str) -> Tested:
-    """Whether an output that gives an input no gradient depends on it."""
+    """Return whether an output that gives an input no gradient depends on it."""
     moved = changed(setting, place, 0, 0, setting.function.values[place].shape[0])
     needed = moved is not None and not same(setting, moved[number], setting.outs[number], setting.noise.outs[number])
     return Tested(

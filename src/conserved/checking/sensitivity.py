@@ -70,13 +70,13 @@ def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> CheckSensit
 
 
 def shape_of(words: str) -> tuple[int, ...]:
-    """The shape in the description of an input, such as `float32 4×8`."""
+    """Return the shape in the description of an input, such as `float32 4×8`."""
     shape = words.rpartition(" ")[2]
     return () if shape == "scalar" else tuple(int(size) for size in shape.split("×"))
 
 
 def percent(share: float) -> str:
-    """A share in per cent, or as a power of ten where it is small."""
+    """Return a share in per cent, or as a power of ten where it is small."""
     if not math.isfinite(share):
         return "unknown"
     if share >= 1:

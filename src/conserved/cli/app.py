@@ -105,7 +105,7 @@ LOSSES = ("any", "regression", "cross_entropy")
 DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 
 
-class Usage(InvalidInputError):
+class UsageError(InvalidInputError):
     """The command was called with something it cannot use; the message says what to do."""
 
 
@@ -122,7 +122,7 @@ def papers_installed() -> bool:
 def known_loss(loss: str) -> str:
     """Refuse a loss that has no name here."""
     if loss not in LOSSES:
-        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.{did_you_mean(loss, LOSSES)}")
+        raise UsageError(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.{did_you_mean(loss, LOSSES)}")
     return loss
 
 
@@ -132,9 +132,9 @@ def in_a_folder(path: Path | None) -> Path | None:
     A missing folder is not made, because it is more often a slip of the finger than a wish.
     """
     if path is not None and path.is_dir():
-        raise Usage(f"{path} cannot be written, because it is a folder. Name a file in it.")
+        raise UsageError(f"{path} cannot be written, because it is a folder. Name a file in it.")
     if path is not None and not path.parent.is_dir():
-        raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
+        raise UsageError(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
     return path
 
 
@@ -159,7 +159,7 @@ def on_device(name: str | None) -> str | None:
             torch.empty(1, device=name)
         except (RuntimeError, AssertionError, NotImplementedError) as problem:
             first = str(problem).partition("\n")[0]
-            raise Usage(f"The device {name!r} cannot be used here: {first}") from None
+            raise UsageError(f"The device {name!r} cannot be used here: {first}") from None
     return name
 
 
@@ -209,7 +209,7 @@ def deliver(record: dict[str, Any], *, as_json: bool, output: Path | None) -> bo
         try:
             output.write_text(_as_json(record), encoding="utf-8")
         except OSError as problem:
-            raise Usage(f"{output} cannot be written: {problem.strerror or problem}.") from problem
+            raise UsageError(f"{output} cannot be written: {problem.strerror or problem}.") from problem
     if as_json:
         print_json(record)
     return as_json

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import INSIDE, AsJson, Output, Usage, command, deliver, ended, progress
+from conserved.cli.app import INSIDE, AsJson, Output, UsageError, command, deliver, ended, progress
 from conserved.cli.inputs import InputsOption
 from conserved.cli.models import Options, Target, call_of, load_model, split_words
 from conserved.cli.storing import Store, store_record
@@ -37,7 +37,7 @@ def attention(
     if configured_models.has_weights(target):
         model, named = configured_models.pretrained(target, text or [])
     elif text:
-        raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
+        raise UsageError(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
     else:
         model = load_model(target, given).eval()
     if named is None:

@@ -15,7 +15,7 @@ from conserved.cli.app import (
     Device,
     LossOption,
     Output,
-    Usage,
+    UsageError,
     among,
     command,
     deliver,
@@ -52,13 +52,13 @@ def _audit_files(
     from conserved.auditing.random_trial import AUTOCAST
 
     if folder is None or laws is None or target is not None:
-        raise Usage("Expected --gradients DIR and --laws FILE together, and no model.")
+        raise UsageError("Expected --gradients DIR and --laws FILE together, and no model.")
     if autocast is not None and autocast not in AUTOCAST:
-        raise Usage(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
+        raise UsageError(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
     try:
         found = audit_dump(folder, laws, precision=None if autocast is None else AUTOCAST[autocast])
     except (OSError, ValueError) as problem:
-        raise Usage(str(problem)) from problem
+        raise UsageError(str(problem)) from problem
     store_record(store, "audit", str(folder), (), found.record())
     if not deliver(found.record(), as_json=as_json, output=output):
         say(found.summary())
@@ -94,19 +94,21 @@ def audit(
         _audit_files(gradients, laws, autocast, target, store=store, output=output, as_json=as_json)
         return
     if target is None:
-        raise Usage("Expected a model, or --gradients DIR --laws FILE.")
+        raise UsageError("Expected a model, or --gradients DIR --laws FILE.")
     installed_target(target)
     from conserved.auditing.random_trial import AUTOCAST, trial
 
     if autocast is not None and autocast not in AUTOCAST:
-        raise Usage(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
+        raise UsageError(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
     given, words = split_words(options, inputs)
     model = load_model(target, given)
     drawn = inputs_of(target, words)
     try:
         found = trial(model, drawn, loss=loss, autocast=autocast, device=device, seed=seed)
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
-        raise Usage(f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(
+            f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}"
+        ) from problem
     store_record(store, "audit", target, given, found.record())
     if not deliver(found.record(), as_json=as_json, output=output):
         say(found.summary())

@@ -14,7 +14,7 @@ from conserved.cli.app import (
     AsJson,
     ClassAxis,
     LossOption,
-    Usage,
+    UsageError,
     command,
     ended,
     in_a_folder,
@@ -43,19 +43,19 @@ def certify(
     as_json: AsJson = False,
 ) -> None:
     """Prove by ball arithmetic how many conservation laws a model has, or check such a proof."""
-    from conserved.certificates import Certificate, Malformed
+    from conserved.certificates import Certificate, MalformedError
 
     if (check is None) == (target is None):
-        raise Usage("Name a model to certify, or a file with --check FILE.")
+        raise UsageError("Name a model to certify, or a file with --check FILE.")
     if check is not None:
         try:
             certificate = Certificate.load(check)
         except OSError as problem:
-            raise Usage(f"{check} cannot be read: {problem.strerror}.") from None
+            raise UsageError(f"{check} cannot be read: {problem.strerror}.") from None
         try:
             certificate = certificate.checked(progress())
-        except Malformed as problem:
-            raise Usage(f"{check} cannot be used: {problem}") from None
+        except MalformedError as problem:
+            raise UsageError(f"{check} cannot be used: {problem}") from None
     else:
         assert target is not None
         given, words = split_words(options, inputs)

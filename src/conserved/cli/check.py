@@ -15,7 +15,7 @@ from conserved.cli.app import (
     AsJson,
     Device,
     Output,
-    Usage,
+    UsageError,
     command,
     deliver,
     progress,
@@ -49,7 +49,7 @@ def check(
     """Check a function's backward, with no reference and no model."""
     import torch
 
-    from conserved.checking import Uncheckable
+    from conserved.checking import UncheckableError
     from conserved.checking import check as run
 
     given_words, words = split_words(options, inputs)
@@ -57,22 +57,24 @@ def check(
     specs = parse_inputs(words, "the function")
     function = load_named(target, "function")
     if not callable(function):
-        raise Usage(f"{target} is a {type(function).__name__}, not a function.")
+        raise UsageError(f"{target} is a {type(function).__name__}, not a function.")
     if causal:
         given[_causal_name(function, target)] = True
     generator = torch.Generator().manual_seed(seed)
     if specs[0].sampler:
-        raise Usage(f"Expected shapes of the arguments, such as --inputs 5,4; got the function {specs[0].sampler!r}.")
+        raise UsageError(
+            f"Expected shapes of the arguments, such as --inputs 5,4; got the function {specs[0].sampler!r}."
+        )
     called = _names(specs, function)
     values = [spec.draw(generator).to(device) for spec in specs]
     progress()(f"checking {target} on {', '.join(called)}, at most {seconds:.0f} s")
     names = [name for name, value in zip(called, values, strict=True) if value.is_floating_point()]
     try:
         found = run(function, *values, names=names, seed=seed, seconds=seconds, compiled=compiled, arguments=given)
-    except Uncheckable as problem:
-        raise Usage(str(problem)) from problem
+    except UncheckableError as problem:
+        raise UsageError(str(problem)) from problem
     except Exception as problem:
-        raise Usage(f"{target} cannot be run on these inputs: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(f"{target} cannot be run on these inputs: {type(problem).__name__}: {problem}") from problem
     if not deliver(found.record(), as_json=as_json, output=output):
         say(str(found))
     if found.failures:
@@ -90,11 +92,13 @@ def _causal_name(function: Any, target: str) -> str:
     for name in ("causal", "is_causal"):
         if name in known:
             return name
-    raise Usage(f"{target} takes neither causal nor is_causal; leave --causal out, or name the option as name=value.")
+    raise UsageError(
+        f"{target} takes neither causal nor is_causal; leave --causal out, or name the option as name=value."
+    )
 
 
 def _names(specs: Sequence[InputSpec], function: Any) -> list[str]:
-    """Names of the inputs: those given, otherwise those of the function's arguments, otherwise x0, x1, …"""
+    """Return names of the inputs: those given, otherwise those of the function's arguments, otherwise x0, x1, …"""
     if specs[0].name:
         return [spec.name for spec in specs]
     try:

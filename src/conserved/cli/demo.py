@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import START, AsJson, Usage, command, ended, interrupted, print_json, say
+from conserved.cli.app import START, AsJson, UsageError, command, ended, interrupted, print_json, say
 from conserved.output.terminal import Console
 
 
@@ -23,16 +23,16 @@ def demo(
     """A GPT in one file: its laws, a wrong kernel caught, AdamW explained; then a theorem. Leaves a report."""
     console = Console(stderr=as_json)
     console.print("loading PyTorch", style="dim")
-    from conserved.demo import Occupied, Settings, run
-    from conserved.report import NotAStore, Unwritable
-    from conserved.tracking import BrokenStore
+    from conserved.demo import OccupiedError, Settings, run
+    from conserved.report import NotAStoreError, UnwritableError
+    from conserved.tracking import BrokenStoreError
 
     try:
         found = run(folder, Settings(seed=seed, steps=steps), console=console)
-    except (Occupied, NotAStore, BrokenStore, Unwritable) as problem:
-        raise Usage(str(problem)) from problem
+    except (OccupiedError, NotAStoreError, BrokenStoreError, UnwritableError) as problem:
+        raise UsageError(str(problem)) from problem
     except OSError as problem:
-        raise Usage(f"The demonstration cannot write to {folder}: {problem.strerror or problem}.") from problem
+        raise UsageError(f"The demonstration cannot write to {folder}: {problem.strerror or problem}.") from problem
     except KeyboardInterrupt:
         raise interrupted(f"What was finished is in {folder / 'store.db'}; run the same command to go on.") from None
     if as_json:

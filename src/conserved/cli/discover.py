@@ -32,7 +32,7 @@ def discover(
     """Count the conservation laws of any model, and find them, knowing nothing of its architecture."""
     given, words = split_words(options, inputs)
     model = load_model(target, given)
-    found = conserved.discover(
+    discovery = conserved.discover(
         model,
         inputs_of(target, words),
         loss=loss,
@@ -43,10 +43,10 @@ def discover(
         forms=not count_only,
         progress=progress(),
     )
-    if deliver(found.record(), as_json=as_json, output=output):
+    if deliver(discovery.record(), as_json=as_json, output=output):
         pass
     elif latex:
-        sys.stdout.write(found.latex() + "\n")
+        sys.stdout.write(discovery.latex() + "\n")
     else:
-        Console().print(found.summary(), markup=False, highlight=False)
-    ended(found.verdict.status)
+        Console().print(discovery.summary(), markup=False, highlight=False)
+    ended(discovery.verdict.status)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import Usage
+from conserved.cli.app import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -84,11 +84,13 @@ def parse_input(text: str) -> InputSpec:
     if len(before) >= 2 and before[-2] in INTEGERS and before[-1].isdigit() and int(before[-1]) > 0:
         bound, before = int(before[-1]), before[:-2]
     elif any(word in INTEGERS for word in before):
-        raise Usage(f"Expected integers as int:BOUND:SHAPE or tokens:BOUND:SHAPE, such as tokens:50:2,8; got {text!r}.")
+        raise UsageError(
+            f"Expected integers as int:BOUND:SHAPE or tokens:BOUND:SHAPE, such as tokens:50:2,8; got {text!r}."
+        )
     precision = PRECISIONS[before.pop()] if before and bound is None and before[-1] in PRECISIONS else ""
     name = before.pop() if before and before[-1].isidentifier() else ""
     if before:
-        raise Usage(
+        raise UsageError(
             f"Expected an input as [NAME:][PRECISION:]SHAPE, such as 5,4 or q:bf16:2,8,512,64 "
             f"(precisions: bf16, fp16, fp32, fp64); got {text!r}."
         )
@@ -99,22 +101,24 @@ def parse_input(text: str) -> InputSpec:
 def shape_of(text: str) -> tuple[int, ...]:
     """Return sizes with commas between them as a shape."""
     if not text or not all(size.isdigit() and int(size) > 0 for size in text.split(",")):
-        raise Usage(f"Expected a shape as sizes with commas, such as 5,4; got {text!r}.")
+        raise UsageError(f"Expected a shape as sizes with commas, such as 5,4; got {text!r}.")
     return tuple(map(int, text.split(",")))
 
 
 def parse_inputs(words: Sequence[str] | None, what: str) -> list[InputSpec]:
     """Return all inputs of a command; `what` takes them."""
     if not words:
-        raise Usage(f"Say what {what} takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE.")
+        raise UsageError(
+            f"Say what {what} takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE."
+        )
     specs = [parse_input(word) for word in words]
     if len(specs) > 1 and any(spec.sampler for spec in specs):
-        raise Usage("A function draws all inputs at once; name it alone.")
+        raise UsageError("A function draws all inputs at once; name it alone.")
     named = [spec.name for spec in specs if spec.name]
     if named and len(named) < len(specs):
-        raise Usage(f"Name all inputs or none; got {', '.join(words)}.")
+        raise UsageError(f"Name all inputs or none; got {', '.join(words)}.")
     if len(set(named)) < len(named):
-        raise Usage(f"Two inputs have the same name; got {', '.join(words)}.")
+        raise UsageError(f"Two inputs have the same name; got {', '.join(words)}.")
     return specs
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import LAWS, AsJson, LossOption, Output, Usage, command, deliver
+from conserved.cli.app import LAWS, AsJson, LossOption, Output, UsageError, command, deliver
 from conserved.cli.inputs import InputsOption
 from conserved.cli.models import Options, Target, call_of, load_model, split_words
 from conserved.cli.storing import Store, store_record
@@ -26,7 +26,7 @@ def laws(
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
-    from conserved.inference import NoExample, recognize
+    from conserved.inference import NoExampleError, recognize
     from conserved.laws.law_table import listed
     from conserved.plain_data import record_of
 
@@ -35,12 +35,14 @@ def laws(
     args, kwargs = call_of(model, target, words) if words else ((), {})
     try:
         found = recognize(model, *args, loss=loss, **kwargs)
-    except NoExample as problem:
-        raise Usage(
+    except NoExampleError as problem:
+        raise UsageError(
             f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE."
         ) from problem
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
-        raise Usage(f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(
+            f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}"
+        ) from problem
     independent: int | None = None
     reason = ""
     try:

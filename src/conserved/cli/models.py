@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import Usage, did_you_mean
+from conserved.cli.app import UsageError, did_you_mean
 from conserved.cli.inputs import is_input, parse_inputs, sampler_of
 from conserved.optional import EXTRAS, require
 
@@ -67,10 +67,10 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     factory = load_named(target, "model", ", or a config.json")
     if isinstance(factory, nn.Module):
         if options:
-            raise Usage(f"{target} is a model already; options such as {options[0]!r} are for factories.")
+            raise UsageError(f"{target} is a model already; options such as {options[0]!r} are for factories.")
         return factory
     if not callable(factory):
-        raise Usage(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
+        raise UsageError(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
     # The same command says the same: a factory that draws random weights draws the same ones every time.
     torch.manual_seed(0)
     try:
@@ -78,12 +78,12 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
             model = configured_models.from_class(factory, given, empty=not weights) or factory(**given)
         else:
             model = factory(**given)
-    except configured_models.BadConfig:
+    except configured_models.BadConfigError:
         raise
     except (Exception, SystemExit) as problem:
-        raise Usage(f"{target} failed: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(f"{target} failed: {type(problem).__name__}: {problem}") from problem
     if not isinstance(model, nn.Module):
-        raise Usage(f"{target} returned a {type(model).__name__}, not a torch.nn.Module.")
+        raise UsageError(f"{target} returned a {type(model).__name__}, not a torch.nn.Module.")
     return model
 
 
@@ -91,11 +91,13 @@ def load_named(target: str, what: str, otherwise: str = "") -> Any:
     """Whatever `path/to/file.py:name` or `package.module:name` names; `what` says in an error what was wanted."""
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
-        raise Usage(f"{target!r} does not name a {what}. Write path/to/file.py:name or package.module:name{otherwise}.")
+        raise UsageError(
+            f"{target!r} does not name a {what}. Write path/to/file.py:name or package.module:name{otherwise}."
+        )
     module = _module(place)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise Usage(f"{place} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
+        raise UsageError(f"{place} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
     return getattr(module, name)
 
 
@@ -110,11 +112,11 @@ def options_of(words: list[str]) -> dict[str, Any]:
 
 
 def _module(place: str) -> ModuleType:
-    """A Python file or a module by its name; its neighbours can be imported, as they can when it is run."""
+    """Return a Python file or a module by its name; its neighbours can be imported, as they can when it is run."""
     path = Path(place)
     is_file = place.endswith(".py")
     if is_file and not path.is_file():
-        raise Usage(f"There is no file {path}.")
+        raise UsageError(f"There is no file {path}.")
     folder = str(path.resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -124,7 +126,7 @@ def _module(place: str) -> ModuleType:
         return _run(path) if is_file else importlib.import_module(place)
     except (Exception, SystemExit) as problem:
         could = "run" if is_file else "imported"
-        raise Usage(f"{place} could not be {could}: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(f"{place} could not be {could}: {type(problem).__name__}: {problem}") from problem
 
 
 def _run(path: Path) -> ModuleType:
@@ -140,7 +142,7 @@ def _run(path: Path) -> ModuleType:
 def _option(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
-        raise Usage(f"{text!r} is not an option of the form name=value.")
+        raise UsageError(f"{text!r} is not an option of the form name=value.")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -156,7 +158,7 @@ def inputs_of(target: str, words: Sequence[str] | None) -> Any:
         place = target.rpartition(":")[0]
         function = getattr(_module(place), specs[0].sampler, None)
         if not callable(function):
-            raise Usage(f"{place} has no function {specs[0].sampler!r} to draw inputs with.")
+            raise UsageError(f"{place} has no function {specs[0].sampler!r} to draw inputs with.")
         return function
     plain = len(specs) == 1 and not specs[0].name and specs[0].bound is None
     return torch.zeros(specs[0].shape) if plain else sampler_of(specs)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from conserved.cli.app import RUNS, AsJson, Output, Usage, command, deliver, in_a_folder, print_json, say
+from conserved.cli.app import RUNS, AsJson, Output, UsageError, command, deliver, in_a_folder, print_json, say
 from conserved.output.terminal import Console
 
 _EMPTY = (
@@ -41,7 +41,7 @@ def report(
 
     held = listing(store)
     if not held["runs"] and not any(held["records"].values()):
-        raise Usage(_EMPTY.format(store=store))
+        raise UsageError(_EMPTY.format(store=store))
     contents = write_report(store, output, title=title, runs=run or ())
     opened = webbrowser.open(output.resolve().as_uri()) if show else False
     counts = contents.counts()
@@ -65,7 +65,7 @@ def runs(store: StoreFile, output: Output = None, as_json: AsJson = False) -> No
 
     found = listing(store)
     if not found["runs"] and not any(found["records"].values()):
-        raise Usage(_EMPTY.format(store=store))
+        raise UsageError(_EMPTY.format(store=store))
     if deliver({"store": str(store), **found}, as_json=as_json, output=output):
         return
     if found["runs"]:

@@ -15,7 +15,7 @@ from conserved.cli.app import (
     PAPERS,
     AsJson,
     Output,
-    Usage,
+    UsageError,
     command,
     counted,
     deliver,
@@ -69,7 +69,7 @@ def reproduce(
 ) -> None:
     """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
     require("conserved_papers", "The command `reproduce`")
-    from conserved.tracking import BrokenStore
+    from conserved.tracking import BrokenStoreError
     from conserved_papers.lab import CODES
     from conserved_papers.lab.reproduction import plan, reproduce
 
@@ -78,8 +78,8 @@ def reproduce(
         tasks = plan(figures or CODES, scale=scale, seeds=seeds, data=data or (), device=device, seconds=seconds)
         with _shown(len(tasks)) as tell:
             found = reproduce(tasks, store, _place(workers, ray), codes=figures or CODES, say=tell)
-    except BrokenStore as problem:
-        raise Usage(f"{problem} Name another with --store.") from None
+    except BrokenStoreError as problem:
+        raise UsageError(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
         raise interrupted(f"{done}; run the same command again to go on from there.") from None
@@ -110,9 +110,9 @@ def _shown(total: int) -> Iterator[Say]:
         yield tell
 
 
-def _show(found: Reproduction, store: Path) -> None:
+def _show(reproduction: Reproduction, store: Path) -> None:
     console = Console()
-    for figure in found.figures:
+    for figure in reproduction.figures:
         table = Table(title=f"{figure.code}: {figure.title}", box=None, pad_edge=False, title_justify="left")
         for column in ("finding", "value", "95 % interval", "expected", ""):
             table.add_column(column, justify="right" if column in ("value", "95 % interval") else "left")
@@ -121,7 +121,10 @@ def _show(found: Reproduction, store: Path) -> None:
             table.add_row(f.what, f"{f.value:.3g}", between, f.expected, "holds" if f.holds else "does not hold")
         console.print(table, highlight=False)
         console.print()
-    for failure in found.sweep.failures:
+    for failure in reproduction.sweep.failures:
         console.print(f"failed: {failure.task}: {failure.reason}", style="red", markup=False, highlight=False)
-    results = found.sweep.stored + found.sweep.present
-    say(f"{results} results and {len(found.figures)} figures are in {store}; see them with: conserved report {store}")
+    results = reproduction.sweep.stored + reproduction.sweep.present
+    say(
+        f"{results} results and {len(reproduction.figures)} figures are in {store}; "
+        f"see them with: conserved report {store}"
+    )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import Usage, in_a_folder
+from conserved.cli.app import UsageError, in_a_folder
 
 Store = Annotated[
     Path | None, typer.Option("--store", help="keep the result in this run store as well", callback=in_a_folder)
@@ -24,11 +24,11 @@ def store_record(store: Path | None, kind: str, target: str, options: Sequence[s
     try:
         store_document(store, kind, name_of(target, options), record)
     except OSError as problem:
-        raise Usage(f"The result cannot be written as a run store: {problem}") from problem
+        raise UsageError(f"The result cannot be written as a run store: {problem}") from problem
 
 
 def name_of(target: str, options: Sequence[str]) -> str:
-    """What was asked for, without the folders it came from."""
+    """Return what was asked for, without the folders it came from."""
     place, colon, name = target.rpartition(":")
     short = f"{Path(place).name}{colon}{name}" if colon else Path(target).name
     return " ".join([short, *options])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import WEIGHTS, AsJson, Usage, command, did_you_mean, print_json, progress, say
+from conserved.cli.app import WEIGHTS, AsJson, UsageError, command, did_you_mean, print_json, progress, say
 from conserved.cli.models import load_model
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def equalize(
 
     if objective not in OBJECTIVES:
         meant = did_you_mean(objective, OBJECTIVES)
-        raise Usage(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.{meant}")
+        raise UsageError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.{meant}")
     if (objective == "activation") != (texts is not None):
-        raise Usage("--objective activation and --texts FILE belong together: activations are measured on text.")
+        raise UsageError("--objective activation and --texts FILE belong together: activations are measured on text.")
     laws = _laws(folder, out, model, dry=dry_run)
     weights = Checkpoint(folder, None if dry_run else out, laws.parameters)
     progress()(f"{len(laws.symmetries)} symmetries; equalising {len(weights)} tensors of {folder}")
@@ -97,7 +97,7 @@ def move(
     from conserved.transform import move as moved
 
     if not by and elements is None and random is None:
-        raise Usage("Say how to move: --by 'NAME=2.0', --elements FILE or --random SEED.")
+        raise UsageError("Say how to move: --by 'NAME=2.0', --elements FILE or --random SEED.")
     laws = _laws(folder, out, model, dry=dry_run)
     chosen: dict[str, Tensor] = {}
     if random is not None:
@@ -116,11 +116,11 @@ def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> La
     from conserved.transform import symmetries_of
 
     if out is None and not dry:
-        raise Usage("Name the folder to write to with -o, or ask for a --dry-run.")
+        raise UsageError("Name the folder to write to with -o, or ask for a --dry-run.")
     if not folder.is_dir():
-        raise Usage(f"There is no folder {folder}.")
+        raise UsageError(f"There is no folder {folder}.")
     if not any(folder.glob("*.safetensors")):
-        raise Usage(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
+        raise UsageError(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
     return symmetries_of(load_model(model or str(folder), [], weights=False))
 
 
@@ -156,9 +156,9 @@ def _lines(texts: Path) -> list[str]:
     try:
         lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as problem:
-        raise Usage(f"{texts} cannot be read as text: {problem}") from problem
+        raise UsageError(f"{texts} cannot be read as text: {problem}") from problem
     if not lines:
-        raise Usage(f"{texts} holds no lines of text.")
+        raise UsageError(f"{texts} holds no lines of text.")
     return lines
 
 
@@ -172,13 +172,13 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     try:
         value = float(number)
     except ValueError:
-        raise Usage(f"{text!r} is not of the form NAME=NUMBER.") from None
+        raise UsageError(f"{text!r} is not of the form NAME=NUMBER.") from None
     pattern = re.compile(".*".join(map(re.escape, name.split("*"))))
     found = [s for s in symmetries if pattern.fullmatch(s.name)]
     if not separator or not found:
         names = [s.name for s in symmetries]
         known = ", ".join(names[:3])
-        raise Usage(f"No symmetry is called {name!r}; there are {known}, ….{did_you_mean(name, names)}")
+        raise UsageError(f"No symmetry is called {name!r}; there are {known}, ….{did_you_mean(name, names)}")
     result = {}
     for s in found:
         if s.kind.linear:
@@ -193,12 +193,12 @@ def _elements(path: Path) -> dict[str, Tensor]:
     from conserved.optional import require
 
     if not path.is_file():
-        raise Usage(f"There is no file {path}.")
+        raise UsageError(f"There is no file {path}.")
     library: Any = require("safetensors.torch", "Reading group elements from a file")
     try:
         return dict(library.load_file(str(path)))
     except Exception as problem:
-        raise Usage(f"{path} cannot be read: {problem}") from problem
+        raise UsageError(f"{path} cannot be read: {problem}") from problem
 
 
 def _told(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:

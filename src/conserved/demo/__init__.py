@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conserved.demo.chapters import Settings
-from conserved.demo.running import Demo, Occupied, run
+from conserved.demo.running import Demo, OccupiedError, run
 
-__all__ = ["Demo", "Occupied", "Settings", "run"]
+__all__ = ["Demo", "OccupiedError", "Settings", "run"]
 """`run(folder)` fills `folder/store.db` and writes `folder/report.html`."""

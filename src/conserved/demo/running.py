@@ -29,7 +29,7 @@ from conserved.verdict import Status
 from conserved.version import __version__
 
 
-class Occupied(InvalidInputError, ValueError):
+class OccupiedError(InvalidInputError, ValueError):
     """The folder holds something that the demonstration must not replace."""
 
 
@@ -140,7 +140,9 @@ def _prepare(store: Path, settings: Settings) -> set[str]:
             kept = opened.documents("demo")
             empty = not opened.select("select 1 from sqlite_master")
         if not kept and not empty:
-            raise Occupied(f"{store} is a run store of something else, which is not overwritten. Name another folder.")
+            raise OccupiedError(
+                f"{store} is a run store of something else, which is not overwritten. Name another folder."
+            )
         if "summary" in kept or kept.get("settings") != json.loads(json.dumps(asked)):
             for suffix in ("", "-wal", "-shm"):
                 store.with_name(store.name + suffix).unlink(missing_ok=True)

@@ -110,11 +110,11 @@ def trained(task: DemoTask, laws: LawSet, steps: int, tell: Tell, after: Callabl
         task.optimizer.zero_grad()
         loss = task.objective(step)
         loss.backward()
-        found = audit(task.model, exact)
-        course.first = course.first or found
-        course.failed += bool(found.failures)
+        result = audit(task.model, exact)
+        course.first = course.first or result
+        course.failed += bool(result.failures)
         course.losses.append(float(loss.detach()))
-        course.excess.append(max((row.residual / row.tolerance for row in found.rows if row.checked), default=0.0))
+        course.excess.append(max((row.residual / row.tolerance for row in result.rows if row.checked), default=0.0))
         task.optimizer.step()
         after()
         if step % 10 == 0:

@@ -58,14 +58,14 @@ class Charges:
 
     def relations(self) -> list[EntryRelation]:
         """Return a sparse basis of all relations; each holds on every sample."""
-        found = []
+        result = []
         for row in sparse_basis(self.null) if len(self.null) else ():
             inside = np.flatnonzero(row)
             columns = self.rates[:, torch.as_tensor(self.alive[inside], device=self.rates.device)]
             weights = torch.as_tensor(row[inside], device=self.rates.device)
             if cancels(columns @ weights, columns.abs() @ weights.abs()):
-                found.append(EntryRelation(self.alive[inside], row[inside]))
-        return found
+                result.append(EntryRelation(self.alive[inside], row[inside]))
+        return result
 
 
 def cancels(totals: Float[Tensor, " samples"], sizes: Float[Tensor, " samples"]) -> bool:

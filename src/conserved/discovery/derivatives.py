@@ -94,12 +94,12 @@ def outputs_at(function: ParameterFunction, points: FieldRows, x: Any) -> Float[
         return function(point, one)
 
     try:
-        found: Tensor = torch.func.vmap(at_one, in_dims=(0, stacked))(points, x)
+        result: Tensor = torch.func.vmap(at_one, in_dims=(0, stacked))(points, x)
     except (RuntimeError, NotImplementedError) as problem:
         if "out of memory" in str(problem).lower():
             raise
         return torch.stack([function(point, one_of(x, place)) for place, point in enumerate(points)])
-    return found
+    return result
 
 
 FieldDerivatives = Callable[[Derivatives, tuple[FieldRows, ...]], FieldRows]

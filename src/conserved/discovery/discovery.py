@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from conserved.discovery.function import Inputs, Loss, ParameterFunction, Unsuitable, function_of
+from conserved.discovery.function import Inputs, Loss, ParameterFunction, UnsuitableError, function_of
 from conserved.discovery.listed import Listed, listed
 from conserved.discovery.metric import Metric, in_metric
 from conserved.discovery.phase_space import phase_space
@@ -191,10 +191,10 @@ def discover(
         A `Discovery`: the count, the laws and the verdict on both; with `count=False` the laws alone.
 
     Raises:
-        Unsuitable: the function cannot be differentiated as needed or is too large; the message says why.
+        UnsuitableError: the function cannot be differentiated as needed or is too large; the message says why.
     """
     if dynamics not in ("gradient", "heavy_ball"):
-        raise Unsuitable(f"Expected dynamics='gradient' or 'heavy_ball', got {dynamics!r}.")
+        raise UnsuitableError(f"Expected dynamics='gradient' or 'heavy_ball', got {dynamics!r}.")
     module = f if isinstance(f, nn.Module) and metric is None else None
     if metric is not None:
         f, params = in_metric(f, params, metric)
@@ -297,7 +297,7 @@ def find_laws(
         The laws that were found in gradients.
 
     Raises:
-        Unsuitable: the function cannot be differentiated as needed; the message says why.
+        UnsuitableError: the function cannot be differentiated as needed; the message says why.
     """
     function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     generator = torch.Generator().manual_seed(seed)

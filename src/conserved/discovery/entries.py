@@ -57,18 +57,18 @@ def entry_symmetries(scalings: list[EntryRelation], shifts: list[EntryRelation],
 
 def entry_scalings(relations: list[EntryRelation], entries: Entries) -> list[Symmetry]:
     """Every symmetry that multiplies entries by factors, and the general linear and complex groups they extend to."""
-    found: list[Symmetry] = []
+    result: list[Symmetry] = []
     for rows in _alike(relations, entries):
-        found += _scalings(rows, entries)
-    return found
+        result += _scalings(rows, entries)
+    return result
 
 
 def entry_translations(relations: list[EntryRelation], entries: Entries) -> list[Symmetry]:
     """Return every symmetry that adds constants to entries."""
-    found: list[Symmetry] = []
+    result: list[Symmetry] = []
     for rows in _alike(relations, entries):
-        found += _translations(rows, entries)
-    return found
+        result += _translations(rows, entries)
+    return result
 
 
 def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]:
@@ -180,7 +180,7 @@ _MOST_CUTS = 256
 def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Positions]:
     """Ways to cut entries into two rows that are shifts of one another, either of them first."""
     start = entries.starts()[term[0]]
-    found = []
+    result = []
     for shift in sorted({int(p - places[0]) for p in places[1:]}):
         first: list[int] = []
         second: set[int] = set()
@@ -190,8 +190,8 @@ def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Position
                 second.add(place + shift)
         pair = np.array([first, [place + shift for place in first]])
         if np.array_equal(np.sort(pair.ravel()), places) and view_of(*_stored(term, entries), pair - start) is not None:
-            found += [pair, pair[::-1].copy()]
-    return found
+            result += [pair, pair[::-1].copy()]
+    return result
 
 
 def _stored(term: LegTerm, entries: Entries) -> tuple[str, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
-from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 
 __all__ = ["bracket_field", "derivative_error", "draw_words", "gradient_rows", "one_of", "vectors"]
 
@@ -129,7 +129,7 @@ def _chunked(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any
             except (RuntimeError, NotImplementedError) as problem:
                 if "out of memory" in str(problem).lower():
                     raise
-                raise Unsuitable(f"The function cannot be differentiated often enough: {problem}") from problem
+                raise UnsuitableError(f"The function cannot be differentiated often enough: {problem}") from problem
     return found[0] if len(found) == 1 else torch.cat(found)
 
 

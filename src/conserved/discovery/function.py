@@ -29,7 +29,7 @@ Inputs = Callable[[torch.Generator], Any] | Tensor | tuple[Any, ...] | Mapping[s
 """A function from a generator to one input, or an example whose shapes and types are imitated."""
 
 
-class Unsuitable(InvalidInputError, ValueError):
+class UnsuitableError(InvalidInputError, ValueError):
     """The function cannot be studied; the message says what to change."""
 
 
@@ -133,16 +133,16 @@ def function_of(
 ) -> ParameterFunction:
     """Check what was given and bring it into the form of a `Function`."""
     if not callable(loss) and loss not in ("any", "regression", "cross_entropy"):
-        raise Unsuitable(f"Unknown loss {loss!r}; expected any, cross_entropy or a function of (output, target).")
+        raise UnsuitableError(f"Unknown loss {loss!r}; expected any, cross_entropy or a function of (output, target).")
     loss = "regression" if loss == "any" else loss
     sample = imitating(inputs)
     if isinstance(f, nn.Module):
         if params is not None:
-            raise Unsuitable("params= belongs to a callable f(params, x); a module brings its own.")
+            raise UnsuitableError("params= belongs to a callable f(params, x); a module brings its own.")
         call, start, owned = _module(f, device)
     else:
         if not params:
-            raise Unsuitable("A callable f(params, x) needs params=, the tensors to study it at.")
+            raise UnsuitableError("A callable f(params, x) needs params=, the tensors to study it at.")
         _refuse_complex(params)
         owned = dict(params)
         given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
@@ -154,7 +154,9 @@ def function_of(
             return f(values | empty, x)
 
     if not start:
-        raise Unsuitable("There is no trainable parameter: nothing is trained, so every function of them is conserved.")
+        raise UnsuitableError(
+            "There is no trainable parameter: nothing is trained, so every function of them is conserved."
+        )
     axis = class_axis if loss == "cross_entropy" else None
     shapes: list[tuple[int, ...]] = []
 
@@ -176,7 +178,7 @@ def function_of(
 def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
     for name, tensor in parameters.items():
         if tensor.is_complex():
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"The parameter {name} is complex. Its laws are those of pairs of reals: keep torch.view_as_real of it "
                 "as the parameter, and use torch.view_as_complex inside."
             )
@@ -187,7 +189,7 @@ def _module(
 ) -> tuple[Callable[..., Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a module as a function of its trainable parameters, each under its first name, wherever it is used."""
     if any(parameter.is_meta for parameter in module.parameters()):
-        raise Unsuitable(
+        raise UnsuitableError(
             "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
         )
     _refuse_complex({name: p for name, p in module.named_parameters() if p.requires_grad})
@@ -232,7 +234,7 @@ def _refuse_partly_shared(module: nn.Module) -> None:
     for name, other in overlapping(tensors).items():
         both_trained = {name, other} <= trained and memory_of(tensors[name]) == memory_of(tensors[other])
         if name in trained and not both_trained:
-            raise Unsuitable(
+            raise UnsuitableError(
                 f"{name} shares memory with {other} and is not the same parameter: training moves one with the "
                 "gradient of the other, which is the gradient of no function. Let both places use one Parameter."
             )
@@ -249,7 +251,7 @@ def logits_of(output: Any) -> Tensor:
     """Return the logits of an output."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or not logits.ndim:
-        raise Unsuitable("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
+        raise UnsuitableError("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
     return logits
 
 
@@ -262,14 +264,14 @@ def flat_output(output: Any, *, class_axis: int | None) -> Float[Tensor, " out"]
     if class_axis is not None:
         logits = logits_of(output)
         if not -logits.ndim <= class_axis < logits.ndim:
-            raise Unsuitable(f"class_axis is {class_axis}; the outputs have shape {tuple(logits.shape)}.")
+            raise UnsuitableError(f"class_axis is {class_axis}; the outputs have shape {tuple(logits.shape)}.")
         return (logits - logits.mean(class_axis, keepdim=True)).flatten()
     parts = list(tensors_in(output))
     if any(part.is_complex() for part in parts):
-        raise Unsuitable("The function returns complex numbers; return torch.view_as_real of them.")
+        raise UnsuitableError("The function returns complex numbers; return torch.view_as_real of them.")
     parts = [tensor.flatten() for tensor in parts if tensor.is_floating_point()]
     if not parts:
-        raise Unsuitable(f"The function returned {type(output).__name__} without any floating-point tensor.")
+        raise UnsuitableError(f"The function returned {type(output).__name__} without any floating-point tensor.")
     return torch.cat(parts)
 
 
@@ -304,7 +306,7 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
                 sizes = torch.randn((count, *(1 for _ in value.shape)), dtype=torch.float64, **where).exp()
                 return sizes * torch.randn(shape, dtype=torch.float64, **where)
             if value.is_complex():
-                raise Unsuitable("An input is complex; pass torch.view_as_real of it, and draw pairs of reals.")
+                raise UnsuitableError("An input is complex; pass torch.view_as_real of it, and draw pairs of reals.")
             if value.dtype == torch.bool:
                 return torch.rand(shape, **where) < 0.5
             low, high = int(value.min()), int(value.max())
@@ -386,7 +388,7 @@ def _checked(function: ParameterFunction, f: Any) -> int:
     x, *others = (tree_map(lambda p, i=i: p[i] if isinstance(p, Tensor) else p, many) for i in range(_TRIES))
     varied = [tensor for tensor in tensors_in(many) if tensor.numel()]
     if varied and all(bool((tensor == tensor[:1]).all()) for tensor in varied):
-        raise Unsuitable(
+        raise UnsuitableError(
             "Every input drawn is the same, so laws of that one input would be counted. Draw different ones from the "
             "generator, or pass an example to be imitated; one with token ids must show their range."
         )
@@ -394,14 +396,18 @@ def _checked(function: ParameterFunction, f: Any) -> int:
         try:
             with torch.no_grad():
                 first, second = function(theta, x), function(theta, x)
-        except Unsuitable:
+        except UnsuitableError:
             raise
         except Exception as problem:
-            raise Unsuitable(f"The function failed on a random input: {type(problem).__name__}: {problem}") from problem
+            raise UnsuitableError(
+                f"The function failed on a random input: {type(problem).__name__}: {problem}"
+            ) from problem
         if not bool(torch.isfinite(first).all()):
-            raise Unsuitable("The function returned NaN or infinite values at random parameters and a random input.")
+            raise UnsuitableError(
+                "The function returned NaN or infinite values at random parameters and a random input."
+            )
         if not torch.equal(first, second):
-            raise Unsuitable(
+            raise UnsuitableError(
                 "The function is random, or changes when it is called: two calls on one input differ. "
                 "Switch off dropout and batch statistics with model.eval()."
             )
@@ -411,11 +417,13 @@ def _checked(function: ParameterFunction, f: Any) -> int:
             for other in others if not bool(gradient.any()) else ():
                 gradient = gradient + _gradient_of(partial(_squares, function, other), theta)
         except Exception as problem:
-            raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
+            raise UnsuitableError(
+                f"The function is not differentiable: {type(problem).__name__}: {problem}"
+            ) from problem
     if not bool(torch.isfinite(gradient).all()):
-        raise Unsuitable("The gradient is NaN or infinite at random parameters and a random input.")
+        raise UnsuitableError("The gradient is NaN or infinite at random parameters and a random input.")
     if not bool(gradient.any()):
-        raise Unsuitable("The output does not depend on the parameters: its gradient is zero.")
+        raise UnsuitableError("The output does not depend on the parameters: its gradient is zero.")
     return first.numel()
 
 
@@ -425,7 +433,7 @@ def _refuse_batch_statistics(f: Any) -> None:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
                 module.training or not module.track_running_stats
             ):
-                raise Unsuitable(
+                raise UnsuitableError(
                     f"{name or 'the module'} normalises by the statistics of its batch, so the output for one input "
                     "depends on the others. Call model.eval() to study it with running statistics."
                 )

@@ -66,20 +66,20 @@ def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | N
 def _listed(name: str, shape: tuple[int, ...], positions: Positions) -> View:
     """One column of entries: along one stored axis if they lie on one, else a list of entries of the flat parameter."""
     if len(positions) == 1:
-        found = _on_grid(name, shape, int(positions[0]), [], None)
-        assert found is not None
-        return found
+        result = _on_grid(name, shape, int(positions[0]), [], None)
+        assert result is not None
+        return result
     steps = np.diff(positions)
     if (steps == steps[0]).all() and steps[0] > 0:
-        found = _on_grid(name, shape, int(positions[0]), [_Digit(int(steps[0]), len(positions), faced=True)], None)
-        if found is not None:
-            return found
+        result = _on_grid(name, shape, int(positions[0]), [_Digit(int(steps[0]), len(positions), faced=True)], None)
+        if result is not None:
+            return result
     return View.of(name, shape, grid=(prod(shape), 1), axes=0, rows=tuple(positions.tolist()))
 
 
 def digits(offsets: Positions) -> list[_Digit] | None:
     """Offsets 0 = o_0 < o_1 < … as all sums of multiples of strides, smallest stride first; None if they are not."""
-    found: list[_Digit] = []
+    result: list[_Digit] = []
     left = offsets
     while len(left) > 1:
         step = int(left[1] - left[0])
@@ -92,9 +92,9 @@ def digits(offsets: Positions) -> list[_Digit] | None:
         rows = left.reshape(-1, run)
         if not np.array_equal(rows, rows[:, :1] + step * np.arange(run)):
             return None
-        found.append(_Digit(step, run))
+        result.append(_Digit(step, run))
         left = rows[:, 0]
-    return found
+    return result
 
 
 def _on_grid(
@@ -133,16 +133,16 @@ def _on_grid(
 
 def _at_stored_axes(shape: tuple[int, ...], first: int, used: list[_Digit]) -> list[_Digit]:
     """Column digits cut where a stored axis ends, so that views can be written as slices."""
-    found = []
+    result = []
     for digit in used:
         stride, extent = digit.stride, digit.extent
         for boundary in () if digit.faced else _strides(shape)[::-1]:
             inner = boundary // stride if boundary % stride == 0 else 0
             if 1 < inner < extent and extent % inner == 0 and first // stride % inner == 0:
-                found.append(_Digit(stride, inner))
+                result.append(_Digit(stride, inner))
                 stride, extent = boundary, extent // inner
-        found.append(_Digit(stride, extent, digit.faced))
-    return found
+        result.append(_Digit(stride, extent, digit.faced))
+    return result
 
 
 def _room(shape: tuple[int, ...], first: int, digit: _Digit, ceiling: int) -> tuple[int | None, int]:

@@ -55,10 +55,10 @@ def listed(
     if infer:
         say("reading laws off the program")
         inferred = _holding(read_off(function), places)
-        say(f"{len(inferred)} laws read off hold {sum(one.numbers for one in inferred)} numbers")
+        say(f"{len(inferred)} laws read off hold {sum(symmetry.numbers for symmetry in inferred)} numbers")
     first = places[0]
     span = Span(function.size, function.device)
-    span.add(first.directions([one for one in inferred if one.exact]))
+    span.add(first.directions([symmetry for symmetry in inferred if symmetry.exact]))
     laws = list(inferred)
     if span.rank < function.size - closures[0].rank:
         searched = list(search())
@@ -67,12 +67,12 @@ def listed(
         if first.rank(searched) == span.rank:
             inferred, added = [], searched
         laws = [*inferred, *added]
-    exact = [one for one in laws if one.exact]
+    exact = [law for law in laws if law.exact]
     explained = span.rank
-    span.add(first.directions([one for one in laws if not one.exact]))
+    span.add(first.directions([law for law in laws if not law.exact]))
     return Listed(
         laws=tuple(laws),
-        inferred=tuple(one.name for one in inferred),
+        inferred=tuple(symmetry.name for symmetry in inferred),
         explained=explained,
         approximate=span.rank - explained,
         overlap=max(place.overlap(exact) for place in places),
@@ -148,7 +148,7 @@ class LawsAtPoint:
     def rank(self, symmetries: Sequence[Symmetry]) -> int:
         """Independent numbers among those of exact laws."""
         span = Span(self.function.size, self.function.device)
-        span.add(self.directions([one for one in symmetries if one.exact]))
+        span.add(self.directions([symmetry for symmetry in symmetries if symmetry.exact]))
         return span.rank
 
     def overlap(self, exact: Sequence[Symmetry]) -> float:
@@ -195,11 +195,11 @@ def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples 
 
 def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, place: LawsAtPoint) -> list[Symmetry]:
     """Those of the laws searched for that say more than those read off the program; the exact ones join the span."""
-    names = {one.name for one in inferred}
-    nearly = any(not one.exact for one in inferred)
-    found = []
+    names = {symmetry.name for symmetry in inferred}
+    nearly = any(not symmetry.exact for symmetry in inferred)
+    result = []
     for one in searched:
         if span.add(place.directions([one])) if one.exact else not nearly:
             block = f"{one.block}.searched" if one.block else "searched"
-            found.append(replace(one, block=block) if one.name in names else one)
-    return found
+            result.append(replace(one, block=block) if one.name in names else one)
+    return result

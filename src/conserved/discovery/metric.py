@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.discovery.function import Unsuitable, arguments
+from conserved.discovery.function import UnsuitableError, arguments
 
 Coordinate = float | Tensor | Callable[[Tensor], Tensor]
 """The metric of one parameter: a positive preconditioner, a number or a tensor that fits; or the map u ↦ θ(u)."""
@@ -44,12 +44,12 @@ def in_metric(
         A callable of (coordinates, x), and the coordinates by the names of the parameters.
 
     Raises:
-        Unsuitable: the metric names a parameter that does not exist, or is not positive.
+        UnsuitableError: the metric names a parameter that does not exist, or is not positive.
     """
     start = _parameters(f, params)
     unknown = sorted(set(metric) - set(start))
     if unknown:
-        raise Unsuitable(
+        raise UnsuitableError(
             f"`metric` names {', '.join(unknown)}. Expected names of trainable parameters: {', '.join(start)}."
         )
     maps = {name: _coordinates(name, start[name], given) for name, given in metric.items()}
@@ -75,11 +75,11 @@ def _coordinates(name: str, tensor: Tensor, given: Coordinate) -> Callable[[Tens
         return given
     root = torch.as_tensor(given, dtype=torch.float64).detach()
     if not bool((root > 0).all()) or not bool(torch.isfinite(root).all()):
-        raise Unsuitable(f"The preconditioner of {name} must be positive and finite. Pass positive numbers.")
+        raise UnsuitableError(f"The preconditioner of {name} must be positive and finite. Pass positive numbers.")
     try:
         root = root.sqrt().expand(tensor.shape)
     except RuntimeError as problem:
-        raise Unsuitable(
+        raise UnsuitableError(
             f"The preconditioner of {name} has shape {tuple(root.shape)}. Expected one that expands to "
             f"{tuple(tensor.shape)}."
         ) from problem

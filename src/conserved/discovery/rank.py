@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.discovery.fields import derivative_error, draw_words, gradient_rows, vectors
-from conserved.discovery.function import ParameterFunction, Unsuitable
+from conserved.discovery.function import ParameterFunction, UnsuitableError
 from conserved.discovery.sizes import Sizes, sizes_of
 from conserved.discovery.span import Span
 
@@ -157,7 +157,7 @@ def refuse_too_large(size: int, device: torch.device) -> None:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = memory_needed(size, device)
     if needed > available:
-        raise Unsuitable(
+        raise UnsuitableError(
             f"Counting the laws of {size:,} parameters needs about {needed / 1e9:,.1f} GB for the directions it keeps; "
             f"{available / 1e9:,.1f} GB are free on {device}. Study a narrower model of the same architecture, "
             "freeze what is not of interest, or pass a device= with more memory."

@@ -119,14 +119,14 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
     groups: dict[tuple[str, str], dict[int, list[int]]] = {}
     for place, feature in enumerate(features):
         groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(place)
-    found = []
+    result = []
     for axes in groups.values():
         first, *others = axes.values()
         for other in others:
             row = torch.zeros(len(features), dtype=torch.float64)
             row[first], row[other] = 1, -1
-            found.append(row)
-    return found
+            result.append(row)
+    return result
 
 
 def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolution) -> list[Tensor]:
@@ -225,8 +225,8 @@ def _descended(row: np.ndarray, table: np.ndarray, place: int, resolution: _Reso
 
 def _less(row: np.ndarray, other: np.ndarray, resolution: _Resolution) -> np.ndarray:
     """`row` less the multiple of `other` that cancels most of its entries."""
-    found: np.ndarray = _each_less(row, other[None], resolution)[0]
-    return found
+    result: np.ndarray = _each_less(row, other[None], resolution)[0]
+    return result
 
 
 def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
-    from conserved.inference.examples import NoExample
+    from conserved.inference.examples import NoExampleError
     from conserved.inference.infer import recognize
     from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
     from conserved.inference.rules import RULES, Step, rule
@@ -16,7 +16,7 @@ else:
     __getattr__ = loaded_on_demand(
         __name__,
         {
-            "examples": "NoExample",
+            "examples": "NoExampleError",
             "infer": "recognize",
             "live": "FirstCall being_followed known_laws laws_of_model",
             "rules": "RULES Step register_operator:rule rule",
@@ -26,7 +26,7 @@ else:
 __all__ = [
     "RULES",
     "FirstCall",
-    "NoExample",
+    "NoExampleError",
     "Step",
     "being_followed",
     "known_laws",

@@ -77,7 +77,7 @@ class Operation:
     _inputs: list[int] | None = None
 
     def inputs(self) -> list[int]:
-        """The values it reads."""
+        """Return the values it reads."""
         if self._inputs is None:
             leaves = tree_flatten((self.args, self.kwargs))[0]
             self._inputs = [leaf.value for leaf in leaves if isinstance(leaf, ValueRef)]
@@ -109,7 +109,7 @@ class CapturedProgram:
     _read_values: set[int] | None = None
 
     def maker(self, value: int) -> Operation | None:
-        """The operation that a value is a result of."""
+        """Return the operation that a value is a result of."""
         if not self._makers:
             self._makers.update({result: operation for operation in self.operations for result in operation.results})
         return self._makers.get(value)
@@ -120,14 +120,14 @@ class CapturedProgram:
         self._read_values.update(self.outputs)
 
     def is_read(self, value: int) -> bool:
-        """Whether an operation that the outputs depend on reads a value, or it is an output."""
+        """Return whether an operation that the outputs depend on reads a value, or it is an output."""
         if self._read_values is None:
             self.restrict(range(len(self.operations)))
         assert self._read_values is not None
         return value in self._read_values
 
     def padding_row(self, value: int, row: int) -> Tensor | None:
-        """A row of a parameter that is a look-up table; None if it is not one, or has no values."""
+        """Return a row of a parameter that is a look-up table; None if it is not one, or has no values."""
         name = self.values[value].parameter
         table = self.tensors.get(name) if name is not None else None
         if table is None or table.is_meta or hasattr(table, "full_tensor"):
@@ -185,7 +185,7 @@ class Recorder(TorchDispatchMode):
             self.program.parameters[name] = self._new(parameter, parameter=name if parameter.requires_grad else None)
 
     def _once(self, tensor: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """What is made of a tensor, the same whenever it is asked for until somebody writes to the tensor."""
+        """Return what is made of a tensor, the same whenever it is asked for until somebody writes to the tensor."""
         key = self._read(tensor)
         if key not in self._made:
             self._made[key] = make()
@@ -329,7 +329,7 @@ class Recorder(TorchDispatchMode):
         return self.custom[-1] if self.custom else CHECKPOINT
 
     def value_of(self, tensor: Tensor) -> int:
-        """The number of a tensor's present value."""
+        """Return the number of a tensor's present value."""
         return self._read(tensor).value
 
     def _evaluate(self, operation: Operation, results: Sequence[Tensor]) -> None:
@@ -374,7 +374,7 @@ class Recorder(TorchDispatchMode):
         return ValueRef(number)
 
     def _again(self, tensor: Tensor, store: _Storage) -> int:
-        """A view that is read after its storage was written: what the base holds now."""
+        """Return a view that is read after its storage was written: what the base holds now."""
         number = len(self.program.values)
         self.program.values.append(Value(tuple(tensor.shape), tensor.dtype))
         self.program.operations.append(
@@ -441,16 +441,16 @@ _CREATES = (
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes to."""
+    """Return the arguments that an operation writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    found = []
+    result = []
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = kwargs.get(argument.name) if argument.kwarg_only else (args[place] if place < len(args) else None)
-            found += [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
-    return found
+            result += [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
+    return result
 
 
 def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -481,7 +481,7 @@ _NOT_THE_USERS = (
 
 
 def _line() -> str:
-    """The innermost line outside PyTorch, this package and wrappers of functions."""
+    """Return the innermost line outside PyTorch, this package and wrappers of functions."""
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
@@ -584,7 +584,7 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
 
 
 def _unchanged(buffer: Tensor, value: Tensor) -> bool:
-    """Whether a buffer is what it was, NaN included."""
+    """Return whether a buffer is what it was, NaN included."""
     same = buffer.detach() == value
     return bool((same | (buffer.detach() != buffer.detach())).all()) if buffer.is_floating_point() else bool(same.all())
 
@@ -628,7 +628,7 @@ def capture(
     model: nn.Module | None = None,
     stand_ins: Mapping[str, Callable[..., Any]] | None = None,
 ) -> CapturedProgram:
-    """The operations of `run()`; what it returns, in any nesting, are the outputs of the program.
+    """Return the operations of `run()`; what it returns, in any nesting, are the outputs of the program.
 
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """

@@ -148,7 +148,7 @@ def _contracted(
 
 
 def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
-    """A convolution as a map of channels, with an output for every place of its kernel."""
+    """Yield a convolution as a map of channels, with an output for every place of its kernel."""
     data, weight, transposed, groups = (operation.args[place] for place in (0, 1, 6, 8))
     numbers = field.of(data)
     if numbers is None or not numbers.size or transposed or groups != 1 or not _holds(weight, name, field):
@@ -180,7 +180,7 @@ def _holds(ref: Any, name: str, field: FieldProgram) -> bool:
 
 
 def _rows(data: np.ndarray) -> np.ndarray:
-    """All draws and places below each other."""
+    """Return all draws and places below each other."""
     return data.reshape(-1, data.shape[-1])
 
 
@@ -194,7 +194,7 @@ def _relations(use: ParameterUse) -> list[list[Fraction]]:
 
 
 def _legs(use: ParameterUse, relation: list[Fraction], shape: tuple[int, ...]) -> tuple[Leg, ...]:
-    """A leg for every coefficient: the entries of the map that it multiplies, a column for each output."""
+    """Return a leg for every coefficient: the entries of the map that it multiplies, a column for each output."""
     groups: dict[Fraction, list[int]] = {}
     for place, number in enumerate(relation[: use.entries.shape[1]]):
         if number:
@@ -216,7 +216,7 @@ def _degree(number: Fraction) -> int | float:
 
 
 def _view(name: str, shape: tuple[int, ...], entries: np.ndarray) -> View | None:
-    """The view whose rows and columns are these entries of a parameter, if its axes can show them."""
+    """Return the view whose rows and columns are these entries of a parameter, if its axes can show them."""
     size = int(np.prod(shape))
     index = np.arange(size).reshape(shape)
     for axis in range(len(shape)):
@@ -237,7 +237,7 @@ def _view(name: str, shape: tuple[int, ...], entries: np.ndarray) -> View | None
 def _picked(
     name: str, shape: tuple[int, ...], axis: int, rows: list[int], columns: np.ndarray, rest: list[int]
 ) -> View | None:
-    """A view of some of the columns: a range along one of the other axes."""
+    """Return a view of some of the columns: a range along one of the other axes."""
     where = np.unravel_index(columns, rest) if rest else ()
     pick: dict[int, Any] = {}
     others = [d for d in range(len(shape)) if d != axis]

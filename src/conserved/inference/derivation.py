@@ -91,12 +91,12 @@ class Derivation:
             yield next(iter(alike)) if len(alike) == 1 else (f"{name} ({len(alike)} of them)", reason)
 
     def _said(self, operation: Operation) -> str:
-        """An operation and where it stands."""
+        """Return an operation and where it stands."""
         name = base_name(operation.name).removeprefix("aten::").lstrip("_")
         return f"{name} in {operation.module}.{operation.line}" if operation.module else f"{name} in {operation.line}"
 
     def _ending(self, parameter: str, atoms: np.ndarray) -> str:
-        """The first operation that fixed some of the charges of a parameter."""
+        """Return the first operation that fixed some of the charges of a parameter."""
         fixed = atoms[self.assembly.charges.still(atoms)]
         program = self.typing.program
         for ending in self.typing.engine.endings:
@@ -110,7 +110,7 @@ class Derivation:
         return ""
 
     def _frozen(self, operation: Operation) -> str:
-        """A parameter that is not trained and goes into an operation, perhaps turned around on the way."""
+        """Return a parameter that is not trained and goes into an operation, perhaps turned around on the way."""
         program = self.typing.program
         names = {value: name for name, value in program.parameters.items()}
         for value in operation.inputs():
@@ -152,14 +152,14 @@ class Derivation:
             here = found.setdefault(operation.module, set())
             for value in (*inputs, *operation.results):
                 for type_ in self._types(known.get(value)):
-                    here.update(*(owners[False].of(one.atoms) for one in type_.factors))
-                    here.update(*(owners[True].of(one.atoms) for one in type_.shifts))
-                    here.update(*(owners[True].of(one.atoms) for one in type_.images))
+                    here.update(*(owners[False].of(factor.atoms) for factor in type_.factors))
+                    here.update(*(owners[True].of(shift.atoms) for shift in type_.shifts))
+                    here.update(*(owners[True].of(image.atoms) for image in type_.images))
                 here.update(spaceless.get(program.values[value].parameter or "", ()))
         return {module: frozenset(names) for module, names in found.items()}
 
     def _types(self, known: Known | None) -> list[Type]:
-        """The type of a value; of a part of a parameter, those of the regions it overlaps."""
+        """Return the type of a value; of a part of a parameter, those of the regions it overlaps."""
         if not isinstance(known, ReadPart):
             return [] if known is None else [known]
         return [
@@ -179,7 +179,7 @@ class Derivation:
         return counted(self.typing)
 
     def explain(self, symmetry: Symmetry) -> str:
-        """The operations that a symmetry's space passes through, in order."""
+        """Return the operations that a symmetry's space passes through, in order."""
         lines = [f"{symmetry.name}: {symmetry.kind.group(symmetry.n, symmetry.m)}"]
         lines += [f"  {'+' if leg.degree > 0 else '−'} {leg.view}" for leg in symmetry.legs]
         atoms = self._atoms(symmetry)
@@ -231,25 +231,25 @@ class Derivation:
         direction = np.zeros(rows.shape[1])
         direction[columns] = np.random.default_rng(0).random(columns.size) + 1
         charges = rows @ direction
-        found = set()
+        result = set()
         for value, known in self.typing.known.items():
             for type_ in self._types(known):
                 shape = self.typing.program.values[value].shape
                 dims = range(len(shape))
-                total = sum(float(one.weight) * charges[spread(one, dims, shape)] for one in type_.factors)
+                total = sum(float(factor.weight) * charges[spread(factor, dims, shape)] for factor in type_.factors)
                 if np.abs(total).max(initial=0.0) > 1e-9:
-                    found.add(value)
-        return found
+                    result.add(value)
+        return result
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
-        """The atoms that a symmetry moves by."""
+        """Return the atoms that a symmetry moves by."""
         found = [np.zeros(0, dtype=np.int64)]
         for part in self.assembly.parts.get(symmetry.name, []):
             type_ = part.region.type
             if symmetry.kind.linear:
                 found.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
             elif part.factor < 0:
-                found += [one.atoms.reshape(-1) for one in type_.factors]
+                found += [factor.atoms.reshape(-1) for factor in type_.factors]
             else:
                 found.append(type_.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
         return np.unique(np.concatenate(found))
@@ -266,7 +266,7 @@ MOST_ATOMS = 3_000_000
 
 
 def _layers(text: str) -> str:
-    """A name with the numbers of layers left open."""
+    """Return a name with the numbers of layers left open."""
     return re.sub(r"(?<=\.)\d+(?=[.\s]|$)", "*", text)
 
 
@@ -288,7 +288,7 @@ class _Owners:
         self._names.append(name)
 
     def of(self, atoms: np.ndarray) -> set[str]:
-        """The laws that move some of these atoms."""
+        """Return the laws that move some of these atoms."""
         if not self._pairs:
             return set()
         if self._table is None:
@@ -304,8 +304,8 @@ class _Owners:
 
 def _folded(lines: list[str]) -> list[str]:
     """Lines with runs of the same step written once."""
-    found: list[str] = []
+    result: list[str] = []
     for line in lines:
-        if not found or found[-1] != line:
-            found.append(line)
-    return found
+        if not result or result[-1] != line:
+            result.append(line)
+    return result

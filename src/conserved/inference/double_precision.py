@@ -60,7 +60,7 @@ class DoublePrecision(TorchFunctionMode):
 
 
 def widened(value: Any) -> Any:
-    """A tensor, or the name of a precision, in double precision; anything else as it is."""
+    """Return a tensor, or the name of a precision, in double precision; anything else as it is."""
     if isinstance(value, torch.dtype):
         return WIDE.get(value, value)
     if isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter) and value.dtype in WIDE:

@@ -47,7 +47,7 @@ class ReadPart:
     scale: int | float = 1.0
 
     def moved(self, move: Move) -> ReadPart:
-        """The view after a move."""
+        """Return the view after a move."""
         return replace(self, coordinates=tuple(map(move.field, self.coordinates)))
 
 
@@ -107,7 +107,7 @@ class Engine:
     """Shifts that are known to vanish."""
 
     def key(self) -> int:
-        """A number that was not used before."""
+        """Return a number that was not used before."""
         self._keys += 1
         return self._keys
 
@@ -127,9 +127,9 @@ class Engine:
         self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
     ) -> Field:
         """New charges that do not mix with each other."""
-        found = self.fresh(dims, sizes, virtual, counts)
-        self.partition.shatter(found.atoms)
-        return found
+        result = self.fresh(dims, sizes, virtual, counts)
+        self.partition.shatter(result.atoms)
+        return result
 
     def equate(
         self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
@@ -258,8 +258,8 @@ class Engine:
     def zero(self, type_: Type) -> None:
         """The tensor does not move."""
         self.equate(type_.factors, ())
-        for one in type_.factors:
-            self.partition.shatter(one.atoms)
+        for factor in type_.factors:
+            self.partition.shatter(factor.atoms)
         self.steady(type_)
 
     def steady(self, type_: Type) -> None:
@@ -274,13 +274,13 @@ class Engine:
 
     def let_go(self, type_: Type) -> None:
         """No row of a map is moved by a number of its own: what comes next sees the rows apart."""
-        for one in type_.strands:
-            self._vanish(one.field.atoms)
+        for strand in type_.strands:
+            self._vanish(strand.field.atoms)
 
     def drop(self, images: Iterable[Image]) -> None:
         """These images of shifts vanish, because the shifts do."""
-        for one in images:
-            self._vanish(one.atoms)
+        for image in images:
+            self._vanish(image.atoms)
 
     def _vanish(self, atoms: Atoms) -> None:
         if self.vanished(atoms):
@@ -290,7 +290,7 @@ class Engine:
         self._still[atoms.reshape(-1)] = True
 
     def vanished(self, atoms: Atoms) -> bool:
-        """Whether all of these shifts are known to be zero."""
+        """Return whether all of these shifts are known to be zero."""
         if self.shifts.count > self._still.size:
             wider = np.zeros(2 * self.shifts.count, dtype=bool)
             wider[: self._still.size] = self._still
@@ -299,23 +299,23 @@ class Engine:
         return not flat.size or bool(self._still[flat[0]] and self._still[flat].all())
 
     def moving(self, type_: Type) -> Type:
-        """A type without the shifts that are known to vanish."""
+        """Return a type without the shifts that are known to vanish."""
         if not type_.shifted:
             return type_
         return replace(
             type_,
-            shifts=tuple(one for one in type_.shifts if not self.vanished(one.atoms)),
-            images=tuple(one for one in type_.images if not self.vanished(one.atoms)),
-            strands=tuple(one for one in type_.strands if not self.vanished(one.field.atoms)),
+            shifts=tuple(shift for shift in type_.shifts if not self.vanished(shift.atoms)),
+            images=tuple(image for image in type_.images if not self.vanished(image.atoms)),
+            strands=tuple(strand for strand in type_.strands if not self.vanished(strand.field.atoms)),
         )
 
     def forget_shift(self, type_: Type, dims: Sequence[int]) -> None:
         """An operation that does not see what is added along `dims` alike."""
         gone = set(dims)
         type_ = self.moving(type_)
-        seen = [one.atoms for one in type_.shifts] + [one.atoms for one in type_.images]
+        seen = [shift.atoms for shift in type_.shifts] + [image.atoms for image in type_.images]
         self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
-        touching = [one for one in type_.shifts if one.touches(gone)]
+        touching = [shift for shift in type_.shifts if shift.touches(gone)]
         for group in components(cancelled(touching)):
             axes_v, all_dims, sizes, counts = axes_of(group)
             kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
@@ -328,7 +328,7 @@ class Engine:
             else:
                 self.shifts.add(terms, origin=self.origin)
                 self.endings += [Ending(one.atoms, self.origin, True) for one in group]
-        self.drop(one for one in type_.images if one.varies & gone)
+        self.drop(image for image in type_.images if image.varies & gone)
         for strand in type_.strands:
             self._level_strand(strand, gone)
 
@@ -379,9 +379,10 @@ class Engine:
         extra, gone = set(along), set(without)
         type_ = self.moving(type_)
         found = [
-            Image(self.key(), frozenset((one.occupied | extra) - gone), distinct(one.atoms)) for one in type_.shifts
+            Image(self.key(), frozenset((shift.occupied | extra) - gone), distinct(shift.atoms))
+            for shift in type_.shifts
         ]
-        found += [Image(self.key(), frozenset((one.varies | extra) - gone), one.atoms) for one in type_.images]
+        found += [Image(self.key(), frozenset((image.varies | extra) - gone), image.atoms) for image in type_.images]
         return tuple(found) if len(found) <= IMAGES else self._bundled(found)
 
     def _bundled(self, images: Sequence[Image]) -> tuple[Image, ...]:
@@ -391,15 +392,15 @@ class Engine:
         of n maps takes n² steps. A bundle can cancel only as a whole, which loses symmetries and never invents one.
         """
         bundles: dict[frozenset[int], list[Image]] = {}
-        for one in images:
-            bundles.setdefault(one.varies, []).append(one)
+        for image in images:
+            bundles.setdefault(image.varies, []).append(image)
         return tuple(
-            Image(self.key(), varies, np.unique(np.concatenate([one.atoms.reshape(-1) for one in members])))
+            Image(self.key(), varies, np.unique(np.concatenate([member.atoms.reshape(-1) for member in members])))
             for varies, members in bundles.items()
         )
 
     def multiply(self, left: Type, right: Type, varies: tuple[set[int], set[int]]) -> Type:
-        """An entrywise product; `varies` are the axes along which each of the two has more than one entry."""
+        """Return an entrywise product; `varies` are the axes along which each of the two has more than one entry."""
         if left.zero or right.zero:
             return Type(zero=True)
         self.split_by(left.factors, varies[1], batch=False)
@@ -451,13 +452,13 @@ class Engine:
     ) -> tuple[Strand, ...]:
         """Strands of a factor of a contraction: the other one is data that may vary along `along`."""
         found = []
-        for one in self.moving(type_).strands:
-            dims = sorted((set(one.data.dims) | along) - summed)
+        for strand in self.moving(type_).strands:
+            dims = sorted((set(strand.data.dims) | along) - summed)
             sizes = [lengths[dim] for dim in dims]
-            if one.field.touches(summed) or one.field.virtual or prod(sizes) > ENTRIES:
-                self._vanish(one.field.atoms)
+            if strand.field.touches(summed) or strand.field.virtual or prod(sizes) > ENTRIES:
+                self._vanish(strand.field.atoms)
             else:
-                found.append(Strand(one.field, Field(tuple(dims), np.arange(prod(sizes)).reshape(sizes))))
+                found.append(Strand(strand.field, Field(tuple(dims), np.arange(prod(sizes)).reshape(sizes))))
         return tuple(found)
 
     def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
@@ -494,7 +495,7 @@ def fraction(number: int | float) -> Fraction:
 
 
 def scaled(engine: Engine, type_: Type, number: Number) -> Type:
-    """A type after a product with a number."""
+    """Return a type after a product with a number."""
     if number == 1:
         return type_
     if isinstance(number, complex):
@@ -505,8 +506,8 @@ def scaled(engine: Engine, type_: Type, number: Number) -> Type:
     if weight:
         return Type(
             type_.factors,
-            tuple(one.times(weight) for one in type_.shifts),
-            tuple(replace(one, weight=one.weight * weight) for one in type_.images),
+            tuple(shift.times(weight) for shift in type_.shifts),
+            tuple(replace(image, weight=image.weight * weight) for image in type_.images),
             type_.zero,
             strands=type_.strands,
         )
@@ -514,15 +515,15 @@ def scaled(engine: Engine, type_: Type, number: Number) -> Type:
 
 
 def renumbered(type_: Type, places: dict[int, int], count: int) -> Type:
-    """A type with its axes renamed."""
+    """Return a type with its axes renamed."""
     if all(old == new for old, new in places.items()):
         return type_
     return Renumber(tuple(places.get(dim) for dim in range(count))).type(type_)
 
 
 def _unseen(type_: Type, partner: Type, summed: set[int]) -> Type:
-    """A type without the shifts that a partner which sums to zero along a summed axis does not see."""
+    """Return a type without the shifts that a partner which sums to zero along a summed axis does not see."""
     along = partner.centred & summed
     if not along or not type_.shifts:
         return type_
-    return replace(type_, shifts=tuple(one for one in type_.shifts if one.occupied & along))
+    return replace(type_, shifts=tuple(shift for shift in type_.shifts if shift.occupied & along))

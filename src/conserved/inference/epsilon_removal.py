@@ -49,4 +49,4 @@ class WithoutEpsilon(TorchDispatchMode):
 
     def _is_epsilon(self, value: Any) -> bool:
         # Programs hold ε in single precision at times, as a tensor's item: 1e-6 is then 9.9999999747e-07.
-        return isinstance(value, float) and any(abs(value - one) <= 1e-6 * one for one in self.epsilons)
+        return isinstance(value, float) and any(abs(value - epsilon) <= 1e-6 * epsilon for epsilon in self.epsilons)

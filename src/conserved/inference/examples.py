@@ -17,7 +17,7 @@ LENGTH = 8
 """Tokens of a made-up sequence, where nothing depends on the length."""
 
 
-class NoExample(InvalidInputError, ValueError):
+class NoExampleError(InvalidInputError, ValueError):
     """How a model is called cannot be told from the model."""
 
 

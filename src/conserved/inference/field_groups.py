@@ -13,7 +13,7 @@ from conserved.inference.types import Atoms, Field, Virtual, spread
 
 
 def has_axis(field: Field, axis: Virtual) -> bool:
-    """Whether a looked-up axis is one of a field."""
+    """Return whether a looked-up axis is one of a field."""
     return any(axis.same(mine) for mine in field.virtual)
 
 
@@ -22,37 +22,37 @@ def _same_axes(a: Field, b: Field) -> bool:
 
 
 def within(a: Field, b: Field) -> bool:
-    """Whether every axis of one field is an axis of the other."""
+    """Return whether every axis of one field is an axis of the other."""
     return set(a.dims) <= set(b.dims) and all(has_axis(b, axis) for axis in a.virtual)
 
 
 def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Fields without those that occur with opposite weights, equal ones added up."""
     found: list[Field] = []
-    for one in fields:
+    for field in fields:
         for place, other in enumerate(found):
             if (
-                one.atoms.shape == other.atoms.shape
-                and one.dims == other.dims
-                and _same_axes(one, other)
-                and (one.atoms is other.atoms or bool((one.atoms == other.atoms).all()))
+                field.atoms.shape == other.atoms.shape
+                and field.dims == other.dims
+                and _same_axes(field, other)
+                and (field.atoms is other.atoms or bool((field.atoms == other.atoms).all()))
             ):
-                weight = other.weight + one.weight
+                weight = other.weight + field.weight
                 if weight:
                     found[place] = replace(other, weight=weight)
                 else:
                     del found[place]
                 break
         else:
-            found.append(one)
+            found.append(field)
     return tuple(found)
 
 
 def components(fields: Sequence[Field]) -> list[list[Field]]:
     """Groups of fields that are connected by common axes."""
     groups: list[tuple[set[int], list[Virtual], list[Field]]] = []
-    for one in fields:
-        dims, virtual, members = set(one.dims), list(one.virtual), [one]
+    for field in fields:
+        dims, virtual, members = set(field.dims), list(field.virtual), [field]
         apart = []
         for group in groups:
             if group[0] & dims or any(axis.same(mine) for axis in group[1] for mine in virtual):
@@ -70,13 +70,13 @@ def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int]
     virtual: list[Virtual] = []
     counts: list[int] = []
     sizes: dict[int, int] = {}
-    for one in group:
-        for n, axis in enumerate(one.virtual):
+    for field in group:
+        for n, axis in enumerate(field.virtual):
             if not any(axis.same(mine) for mine in virtual):
                 virtual.append(axis)
-                counts.append(one.atoms.shape[n])
-        for n, dim in enumerate(one.dims):
-            sizes[dim] = one.atoms.shape[len(one.virtual) + n]
+                counts.append(field.atoms.shape[n])
+        for n, dim in enumerate(field.dims):
+            sizes[dim] = field.atoms.shape[len(field.virtual) + n]
     dims = sorted(sizes)
     return virtual, dims, [sizes[dim] for dim in dims], counts
 
@@ -84,19 +84,19 @@ def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int]
 def terms_of(group: Sequence[Field]) -> tuple[list[tuple[Fraction, Atoms]], int]:
     """The terms of the equation of a group, over all its axes, and how many equations there are."""
     virtual, dims, sizes, counts = axes_of(group)
-    return [(one.weight, spread(one, dims, sizes, virtual)) for one in group], prod(sizes) * prod(counts)
+    return [(field.weight, spread(field, dims, sizes, virtual)) for field in group], prod(sizes) * prod(counts)
 
 
-def coordinates_of(one: Field, dims: Iterable[int]) -> Atoms | None:
+def coordinates_of(field: Field, dims: Iterable[int]) -> Atoms | None:
     """For every place of a field its position along those of its own axes that are among `dims`."""
-    mine = [dim for dim in one.dims if dim in set(dims)]
+    mine = [dim for dim in field.dims if dim in set(dims)]
     if not mine:
         return None
-    leading = len(one.virtual)
-    shape = one.atoms.shape
+    leading = len(field.virtual)
+    shape = field.atoms.shape
     keys = np.zeros((1,) * len(shape), dtype=np.int64)
     for dim in mine:
-        axis = leading + one.dims.index(dim)
+        axis = leading + field.dims.index(dim)
         place = np.arange(shape[axis]).reshape(tuple(-1 if n == axis else 1 for n in range(len(shape))))
         keys = keys * shape[axis] + place
     return np.broadcast_to(keys, shape)

@@ -46,6 +46,6 @@ class FoundSymmetry:
 
 
 def simple(value: int | float) -> int | float:
-    """A degree as an integer where it is one."""
+    """Return a degree as an integer where it is one."""
     rounded = round(value)
     return rounded if abs(value - rounded) < 1e-9 else float(value)

@@ -18,7 +18,7 @@ _MARK = "conserved"
 
 
 def held_elsewhere(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The parameters whose accumulating node is kept by someone else.
+    """Return the parameters whose accumulating node is kept by someone else.
 
     A node that only this function looked at is gone once it returns, and what was written on it too.
     """
@@ -26,7 +26,7 @@ def held_elsewhere(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def has_accumulator_hooks(tensor: Tensor) -> bool:
-    """Whether Python hooks are registered on the node that accumulates the gradient of a parameter.
+    """Return whether Python hooks are registered on the node that accumulates the gradient of a parameter.
 
     Such hooks may change the gradient and are not among the hooks of the tensor. A node that nobody keeps has none.
     """
@@ -55,7 +55,7 @@ def _kept(tensor: Tensor) -> bool:
 
 
 def _notes(tensor: Tensor) -> dict[str, bool]:
-    """What is written on a tensor's accumulating node, and goes with it."""
+    """Return what is written on a tensor's accumulating node, and goes with it."""
     with torch.inference_mode(False), torch.enable_grad():
         node: Any = get_gradient_edge(tensor).node
     notes: dict[str, bool] = node.metadata

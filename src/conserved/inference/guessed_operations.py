@@ -24,13 +24,13 @@ Guess = Callable[[list[Tensor]], Tensor]
 
 def unknown_operations(program: CapturedProgram, live: Sequence[int]) -> dict[str, Operation]:
     """Operations without a rule, the first of each name."""
-    found: dict[str, Operation] = {}
+    result: dict[str, Operation] = {}
     for number in live:
         operation = program.operations[number]
         name = operation.name.rsplit(".", 1)[0]
         if name not in RULES and base_name(operation.name) not in RULES:
-            found.setdefault(name, operation)
-    return found
+            result.setdefault(name, operation)
+    return result
 
 
 def guesses(program: CapturedProgram, operation: Operation) -> Iterator[StandIn]:
@@ -98,7 +98,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _repeated(heads: Tensor, groups: int) -> Tensor:
-    """Every head several times."""
+    """Return every head several times."""
     *batch, count, length, width = heads.shape
     return heads.unsqueeze(-3).expand(*batch, count, groups, length, width).reshape(*batch, -1, length, width)
 

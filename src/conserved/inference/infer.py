@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
-from conserved.inference.examples import NoExample, example_inputs
+from conserved.inference.examples import NoExampleError, example_inputs
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.inference.materialised_models import is_sharded, made_up, materialised
 from conserved.inference.naming import named
@@ -72,7 +72,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     Raises:
         ValueError: `loss` is another word.
         TypeError: `model` is neither a module nor a function as above.
-        NoExample: there are no example inputs, and the model does not say how it is called.
+        NoExampleError: there are no example inputs, and the model does not say how it is called.
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
@@ -331,7 +331,7 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
     reason = (
         f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
     )
-    raise NoExample(
+    raise NoExampleError(
         f"How {type(model).__name__} is called cannot be guessed{reason}. "
         "Pass example inputs as it is called: recognize(model, x)."
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conserved.errors import ConservedError
 from conserved.inference.engine import Softened
 from conserved.inference.found_symmetry import LegPart
 from conserved.inference.rules import base_name
@@ -40,7 +41,7 @@ class Forgetting:
     """For every row of the law, the charge of what is divided by, over these axes."""
 
 
-class Unsolved(ValueError):
+class UnsolvedError(ConservedError, ValueError):
     """The motion of a law is not one of the free numbers of the typing."""
 
 
@@ -66,11 +67,11 @@ class Forgets:
         """Every normalisation through which a law up to ε passes.
 
         Raises:
-            Unsolved: if the law's motion cannot be told from the typing.
+            UnsolvedError: if the law's motion cannot be told from the typing.
 
         """
         if symmetry.name not in self._parts or not symmetry.kind.positive:
-            raise Unsolved(symmetry.name)
+            raise UnsolvedError(symmetry.name)
         motions = np.stack(list(self._motions(symmetry)))
         found = []
         for one in self._typing.engine.softened:
@@ -117,7 +118,7 @@ class Forgets:
                 and not any(self._moves(region, vector) for region in self._touched(vector) - mine)
             ):
                 return np.asarray(vector / scale)
-        raise Unsolved(name)
+        raise UnsolvedError(name)
 
     def _touched(self, vector: np.ndarray) -> set[int]:
         atoms = np.flatnonzero(vector)
@@ -173,7 +174,7 @@ def _charges(one: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.nd
             # Of rows that are chosen by index it is known how they move if all of them move alike.
             flat = values.reshape(len(motions), -1)
             if not np.isclose(flat, flat[:, :1]).all():
-                raise Unsolved("a normalisation of rows that are chosen by index")
+                raise UnsolvedError("a normalisation of rows that are chosen by index")
             charges = charges + float(field.weight) * flat[:, 0].reshape(-1, *(1 for _ in dims))
             continue
         order = np.argsort(field.dims)

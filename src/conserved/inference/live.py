@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
-from conserved.inference.examples import ModelCall, NoExample
+from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
@@ -288,7 +288,7 @@ def laws_of_model(
         The laws, the same object as long as the model stays the same.
 
     Raises:
-        NoExample: there are no inputs, and the model does not say how it is called.
+        NoExampleError: there are no inputs, and the model does not say how it is called.
     """
     word = "any" if loss == "regression" else loss
     state = (parts or parts_of(model)).state
@@ -302,8 +302,8 @@ def laws_of_model(
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
             found, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
-    except NoExample as problem:
-        raise NoExample(
+    except NoExampleError as problem:
+        raise NoExampleError(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "
             "pass laws=conserved.recognize(model, x) with an example input x."
         ) from problem

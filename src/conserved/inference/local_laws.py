@@ -53,21 +53,21 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
     exchanged = np.unique(np.abs(np.concatenate(arrays))) if arrays else np.zeros(0, dtype=np.int64)
     held = holdings(model) or {}
     typing = derivation.typing
-    whole = {one.name for one in laws if held and any(_is_exchanged(leg, typing, exchanged) for leg in one.legs)}
+    whole = {law.name for law in laws if held and any(_is_exchanged(leg, typing, exchanged) for leg in law.legs)}
     for one in laws:
         for leg in one.legs:
             # A vector along an exchanged space has no axis that could be cut.
             if one.name in whole and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
                 held[leg.view.parameter] = "replica"
     kept = {
-        one.name
-        for one in laws
-        if (_can_be_summed(one, held, one.name in whole) if held else _is_local(one, typing, exchanged))
+        law.name
+        for law in laws
+        if (_can_be_summed(law, held, law.name in whole) if held else _is_local(law, typing, exchanged))
     }
-    spread = sorted(one.name for one in laws if one.name not in kept)
+    spread = sorted(law.name for law in laws if law.name not in kept)
     few = replace(
         laws,
-        symmetries=tuple(one for one in laws if one.name in kept),
+        symmetries=tuple(law for law in laws if law.name in kept),
         dropped=(*laws.dropped, *(Dropped(name, SPREAD) for name in spread)),
     )
     return few, held
@@ -84,7 +84,7 @@ def _is_exchanged(leg: Leg, typing: Typing, exchanged: np.ndarray) -> bool:
     """Whether the rows of a leg run over a space that enters or leaves a function that exchanges tensors."""
     faced = _faced_axes(leg.view)
     for region in typing.engine.regions.get(leg.view.parameter, []):
-        atoms = [one.atoms.reshape(-1) for one in region.type.factors if faced.intersection(one.dims)]
+        atoms = [factor.atoms.reshape(-1) for factor in region.type.factors if faced.intersection(factor.dims)]
         if atoms and np.isin(np.abs(np.concatenate(atoms)), exchanged).any():
             return True
     return False
@@ -102,11 +102,11 @@ def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool
 
 def _faced_axes(view: View) -> set[int]:
     """The axes of the parameter that the rows of a view run over."""
-    found = set()
+    result = set()
     for axis in view.axes:
         inner = prod(view.grid[axis + 1 :])
         for dim in range(len(view.shape)):
             after = prod(view.shape[dim + 1 :])
             if after <= inner < after * view.shape[dim]:
-                found.add(dim)
-    return found
+                result.add(dim)
+    return result

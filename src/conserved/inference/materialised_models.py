@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def materialised(model: nn.Module) -> nn.Module | None:
-    """A copy of a model whose parameters have no values here, on the meta device or sharded, with random ones.
+    """Return a copy of a model whose parameters have no values here, on the meta device or sharded, with random ones.
 
     None if it holds integers without values: what they index cannot be made up.
     """
@@ -18,9 +18,9 @@ def materialised(model: nn.Module) -> nn.Module | None:
     if any(not buffer.is_floating_point() for buffer in buffers):
         return None
     # Sharded models come as a copy already, whose attributes may refer to processes and cannot be copied.
-    found = model if any(map(is_sharded, model.parameters())) else copy.deepcopy(model)
+    result = model if any(map(is_sharded, model.parameters())) else copy.deepcopy(model)
     filled: dict[int, Tensor] = {}
-    for module in found.modules():
+    for module in result.modules():
         kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for kind in kinds:
             for name, tensor in kind.items():
@@ -32,11 +32,11 @@ def materialised(model: nn.Module) -> nn.Module | None:
                         value = nn.Parameter(value, requires_grad=tensor.requires_grad)
                     filled[id(tensor)] = value
                 kind[name] = filled[id(tensor)]
-    return found
+    return result
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, of which this process holds a part."""
+    """Return whether a tensor is a DTensor, of which this process holds a part."""
     return hasattr(tensor, "full_tensor")
 
 

@@ -25,13 +25,13 @@ _LAST = np.uint64(0x94D049BB133111EB)
 
 
 def mix(a: Labels) -> Labels:
-    """A hash of every entry."""
+    """Return a hash of every entry."""
     with np.errstate(over="ignore"):
         return _mixed(np.atleast_1d(a).astype(np.uint64))
 
 
 def _mixed(a: Labels) -> Labels:
-    """The hash, in place."""
+    """Return the hash, in place."""
     a += _ODD
     rest = np.empty_like(a)
     for turn, factor in ((30, _MIX), (27, _LAST), (31, None)):
@@ -43,7 +43,7 @@ def _mixed(a: Labels) -> Labels:
 
 
 def combine(a: Labels, b: Labels) -> Labels:
-    """A hash of two labels, in order."""
+    """Return a hash of two labels, in order."""
     with np.errstate(over="ignore"):
         # An odd multiple of a is a bijection, and b is hashed: one more hash of the sum keeps the order.
         return _mixed(np.asarray(a, dtype=np.uint64) * _MIX + mix(b))
@@ -51,12 +51,12 @@ def combine(a: Labels, b: Labels) -> Labels:
 
 def shared(labels: Labels) -> np.ndarray:
     """Positions whose label may occur more than once: all that do, and hardly any that do not."""
-    found = np.arange(labels.size)
+    result = np.arange(labels.size)
     bits = min(24, max(8, int(labels.size).bit_length() + 2))
     for turn in (64 - bits, 40 - bits // 2, 0):
-        bucket = ((labels[found] >> np.uint64(turn)) & np.uint64((1 << bits) - 1)).astype(np.int64)
-        found = found[np.bincount(bucket, minlength=1 << bits)[bucket] > 1]
-    return found
+        bucket = ((labels[result] >> np.uint64(turn)) & np.uint64((1 << bits) - 1)).astype(np.int64)
+        result = result[np.bincount(bucket, minlength=1 << bits)[bucket] > 1]
+    return result
 
 
 @dataclass(slots=True)
@@ -168,16 +168,16 @@ class Partition:
         left = np.concatenate([a for a, _, _ in ends]) if ends else place[:0]
         right = np.concatenate([b for _, b, _ in ends]) if ends else place[:0]
         kind = np.concatenate([np.full(a.size, int(dual), dtype=np.uint64) for a, _, dual in ends] or [labels[:0]])
-        found = labels[atoms]
+        result = labels[atoms]
         previous = -1
-        while (count := _count(found)) != previous:
+        while (count := _count(result)) != previous:
             previous = count
-            seen = np.zeros(found.size, dtype=np.uint64)
+            seen = np.zeros(result.size, dtype=np.uint64)
             with np.errstate(over="ignore"):
-                np.add.at(seen, left, combine(found[right], kind))
-                np.add.at(seen, right, combine(found[left], kind))
-            found = combine(found, seen)
-        return found
+                np.add.at(seen, left, combine(result[right], kind))
+                np.add.at(seen, right, combine(result[left], kind))
+            result = combine(result, seen)
+        return result
 
     def _spaces(self, classes: Atoms) -> Labels:
         """For every class a hash of the spaces that its atoms belong to, refined until nothing changes."""
@@ -225,16 +225,16 @@ def compact(labels: Labels) -> Atoms:
 
 
 def _count(labels: Labels) -> int:
-    """The number of different labels."""
+    """Return the number of different labels."""
     ordered = np.sort(labels)
     return int((ordered[1:] != ordered[:-1]).sum()) + 1
 
 
 def _once(classes: Atoms, labels: Labels, size: int) -> Labels:
     """Hashes of labels, with every label counted once in a class."""
-    found = mix(labels)
+    result = mix(labels)
     several = np.flatnonzero(np.bincount(classes, minlength=size)[classes] > 1)
     key = combine(labels[several], classes[several].astype(np.uint64))
     order = np.argsort(key)
-    found[several[order[1:][key[order][1:] == key[order][:-1]]]] = 0
-    return found
+    result[several[order[1:][key[order][1:] == key[order][:-1]]]] = 0
+    return result

@@ -38,7 +38,7 @@ class Moved:
 
 
 def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunProgram:
-    """A model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
+    """Return a model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
     buffers = dict(model.named_buffers())
 
     def run(parameters: Mapping[str, Tensor], seed: int) -> list[Tensor]:
@@ -68,7 +68,7 @@ def moved(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequenc
 
 
 def _first_leg(symmetry: Symmetry) -> Symmetry:
-    """The same motion of one parameter alone, which is no symmetry unless nothing depends on it."""
+    """Return the same motion of one parameter alone, which is no symmetry unless nothing depends on it."""
     name = symmetry.legs[0].view.parameter
     legs: tuple[Leg, ...] = tuple(leg for leg in symmetry.legs if leg.view.parameter == name)
     return Symmetry(block=symmetry.block, family=symmetry.family, part=symmetry.part, kind=symmetry.kind, legs=legs)

@@ -42,7 +42,7 @@ def named(assembly: Assembly, found: Sequence[FoundSymmetry]) -> list[Symmetry]:
         _marked(_gates(assembly), count),
         _alike(assembly, _marked(passed.get("scores", []), count)),
     )
-    described = [(*_described(assembly, one, marks), one) for one in found]
+    described = [(*_described(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in found]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
     several = Counter((block, family) for block, family, _, _ in described)
@@ -79,18 +79,18 @@ def _gates(assembly: Assembly) -> list[np.ndarray]:
     return [atoms for origin, atoms in assembly.engine.gates if trained.issuperset(program.operations[origin].inputs())]
 
 
-def _place(assembly: Assembly, one: FoundSymmetry) -> tuple[int, int, int]:
-    first = min(one.parts, key=lambda part: part.region.origin)
+def _place(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[int, int, int]:
+    first = min(found_symmetry.parts, key=lambda part: part.region.origin)
     place = int(first.places.reshape(-1)[0]) if first.places.size else 0
     return first.region.origin, first.factor, place
 
 
 def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
     """For every atom whether it is in one of the arrays."""
-    found = np.zeros(count, dtype=bool)
+    result = np.zeros(count, dtype=bool)
     for array in arrays:
-        found[array.reshape(-1)] = True
-    return found
+        result[array.reshape(-1)] = True
+    return result
 
 
 def _alike(assembly: Assembly, marked: np.ndarray) -> np.ndarray:
@@ -98,80 +98,90 @@ def _alike(assembly: Assembly, marked: np.ndarray) -> np.ndarray:
     classes = assembly.classes[: marked.size]
     some = np.zeros(int(classes.max(initial=0)) + 1, dtype=bool)
     some[classes[marked]] = True
-    found: np.ndarray = some[classes]
-    return found
+    result: np.ndarray = some[classes]
+    return result
 
 
-def _pair(one: FoundSymmetry, marks: _Marks) -> str:
+def _pair(found_symmetry: FoundSymmetry, marks: _Marks) -> str:
     """Two maps whose outputs are contracted: scores of all positions, or a product at each of them."""
-    atoms = [_atoms(part) for part in one.parts]
+    atoms = [_atoms(part) for part in found_symmetry.parts]
     return "query_key" if any(marks.scores[a].any() for a in atoms) else "inner_product"
 
 
-def _described(assembly: Assembly, one: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
+def _described(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
     """Block, family and part of a symmetry."""
-    if one.family:
-        module, _, leaf = one.legs[0].view.parameter.rpartition(".")
-        return module, one.family, leaf
-    if one.kind.linear:
-        return _shift(assembly, one)
-    makes = [part for part in one.parts if part.region.role in ("map", "bias", "table") and part.factor == 0]
-    reads = [part for part in one.parts if part.region.role == "map" and part.factor > 0]
-    gains = [part for part in one.parts if part.region.role == "gain"]
-    modules = [_module(leg.view.parameter) for leg in one.legs]
-    if isinstance(one.kind, OneScale):
-        return _scale(one, makes, modules)
+    if found_symmetry.family:
+        module, _, leaf = found_symmetry.legs[0].view.parameter.rpartition(".")
+        return module, found_symmetry.family, leaf
+    if found_symmetry.kind.linear:
+        return _shift(assembly, found_symmetry)
+    makes = [part for part in found_symmetry.parts if part.region.role in ("map", "bias", "table") and part.factor == 0]
+    reads = [part for part in found_symmetry.parts if part.region.role == "map" and part.factor > 0]
+    gains = [part for part in found_symmetry.parts if part.region.role == "gain"]
+    modules = [_module(leg.view.parameter) for leg in found_symmetry.legs]
+    if isinstance(found_symmetry.kind, OneScale):
+        return _scale(found_symmetry, makes, modules)
     if gains:
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
         return _module(gains[0].region.name), "gain", ""
-    leaves = {leg.view.parameter.rpartition(".")[2] for leg in one.legs}
-    if len({*modules}) == 1 and leaves <= {"weight", "bias"} and isinstance(one.kind, GeneralLinear | ComplexScaling):
+    leaves = {leg.view.parameter.rpartition(".")[2] for leg in found_symmetry.legs}
+    if (
+        len({*modules}) == 1
+        and leaves <= {"weight", "bias"}
+        and isinstance(found_symmetry.kind, GeneralLinear | ComplexScaling)
+    ):
         # A fused map is part of what computes attention; an attention with parameters of its own is that itself.
         modules = [modules[0].rpartition(".")[0]]
-    if isinstance(one.kind, GeneralLinear | ComplexScaling):
+    if isinstance(found_symmetry.kind, GeneralLinear | ComplexScaling):
         if not reads:
-            return _common(modules), _pair(one, marks), ""
-        heads = any(part.places.size < _size(part) for part in one.parts)
-        return _common(modules), "value_output" if heads or _through_batch(assembly, one) else "linear_pair", ""
+            return _common(modules), _pair(found_symmetry, marks), ""
+        heads = any(part.places.size < _size(part) for part in found_symmetry.parts)
+        return (
+            _common(modules),
+            "value_output" if heads or _through_batch(assembly, found_symmetry) else "linear_pair",
+            "",
+        )
     atoms = [_atoms(part) for part in makes]
     homogeneous = any(marks.homogeneous[a].any() for a in atoms)
     gated = any(marks.gated[a].any() for a in atoms)
-    if not reads and len({leg.degree > 0 for leg in one.legs}) == 1:
+    if not reads and len({leg.degree > 0 for leg in found_symmetry.legs}) == 1:
         return _common(modules), "forgotten_scales", ""
     if not reads:
-        return _common(modules), _pair(one, marks), ""
-    if not homogeneous and not gated and any(part.places.size < _size(part) for part in one.parts):
+        return _common(modules), _pair(found_symmetry, marks), ""
+    if not homogeneous and not gated and any(part.places.size < _size(part) for part in found_symmetry.parts):
         return _common(modules), "value_output", ""
-    flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in one.parts)
+    flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in found_symmetry.parts)
     plain = "neurons" if homogeneous or flat else "channels"
     family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else plain
     if family == "gated_neurons":
-        one.legs = tuple(sorted((Leg(leg.view, -leg.degree) for leg in one.legs), key=lambda leg: leg.degree < 0))
+        found_symmetry.legs = tuple(
+            sorted((Leg(leg.view, -leg.degree) for leg in found_symmetry.legs), key=lambda leg: leg.degree < 0)
+        )
     return _common(modules), family, ""
 
 
-def _through_batch(assembly: Assembly, one: FoundSymmetry) -> bool:
-    """Whether the space went through a product with a batch axis, as the values of attention do."""
-    part = one.parts[0]
+def _through_batch(assembly: Assembly, found_symmetry: FoundSymmetry) -> bool:
+    """Return whether the space went through a product with a batch axis, as the values of attention do."""
+    part = found_symmetry.parts[0]
     atoms = _atoms(part)
     return bool((assembly.engine.partition.spaces[atoms] != assembly.engine.partition.labels[atoms]).any())
 
 
-def _scale(one: FoundSymmetry, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
-    if any(part.region.role == "table" for part in one.parts):
+def _scale(found_symmetry: FoundSymmetry, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
+    if any(part.region.role == "table" for part in found_symmetry.parts):
         return _common(modules), "stream_scale", ""
-    both = len({leg.degree > 0 for leg in one.legs}) == 2
-    if both and all(part.region.role == "gain" for part in one.parts):
+    both = len({leg.degree > 0 for leg in found_symmetry.legs}) == 2
+    if both and all(part.region.role == "gain" for part in found_symmetry.parts):
         return _common(modules), "query_key_gain", ""
-    whole = [part for part in one.parts if part.factor < 0]
+    whole = [part for part in found_symmetry.parts if part.factor < 0]
     if (
         both
-        and len(makes) + len(whole) == len(one.parts)
-        and len({part.region.name for part in one.parts}) == len(one.parts) == 2
+        and len(makes) + len(whole) == len(found_symmetry.parts)
+        and len({part.region.name for part in found_symmetry.parts}) == len(found_symmetry.parts) == 2
     ):
         return _common(modules), "query_key", ""
-    if len({_module(part.region.name) for part in one.parts}) == 1:
+    if len({_module(part.region.name) for part in found_symmetry.parts}) == 1:
         module = modules[0]
         leaf = module.rpartition(".")[2]
         for family, words in WORDS.items():
@@ -181,31 +191,33 @@ def _scale(one: FoundSymmetry, makes: Sequence[LegPart], modules: Sequence[str])
     return _common(modules), "sum_scale" if both else "stream_scale", ""
 
 
-def _shift(assembly: Assembly, one: FoundSymmetry) -> tuple[str, str, str]:
-    names = [leg.view.parameter for leg in one.legs]
+def _shift(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[str, str, str]:
+    names = [leg.view.parameter for leg in found_symmetry.legs]
     modules = list(map(_module, names))
-    if len(one.legs) > 1:
-        if any(part.region.role == "table" for part in one.parts) or any(
-            leg.view.n > 1 and leg.view.m > 1 for leg in one.legs
+    if len(found_symmetry.legs) > 1:
+        if any(part.region.role == "table" for part in found_symmetry.parts) or any(
+            leg.view.n > 1 and leg.view.m > 1 for leg in found_symmetry.legs
         ):
             return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
-        wide = [sum(axis.size > 1 for axis in part.region.sets) for part in one.parts]
-        if len(one.parts) == 2 and min(wide) == 1 < max(wide):
+        wide = [sum(axis.size > 1 for axis in part.region.sets) for part in found_symmetry.parts]
+        if len(found_symmetry.parts) == 2 and min(wide) == 1 < max(wide):
             return _common(modules), "positions", _leaf(names[wide.index(1)])
-        if len({leg.degree > 0 for leg in one.legs}) == 1 and "softmax" in _forgiving(assembly, one.parts[0]):
+        if len({leg.degree > 0 for leg in found_symmetry.legs}) == 1 and "softmax" in _forgiving(
+            assembly, found_symmetry.parts[0]
+        ):
             return _common(modules), "inert_bias", ""
-        return _common(modules), "bias_centre" if one.legs[0].view.m == 1 else "bias_shift", ""
+        return _common(modules), "bias_centre" if found_symmetry.legs[0].view.m == 1 else "bias_shift", ""
     module, leaf = modules[0], names[0].rpartition(".")[2]
-    operation = _forgiving(assembly, one.parts[0])
+    operation = _forgiving(assembly, found_symmetry.parts[0])
     if operation == "output":
         return module, "class_shift", leaf
     if "softmax" in operation:
-        return (module, "shift", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
-    return (module, "centre", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
+        return (module, "shift", leaf) if found_symmetry.legs[0].view.n > 1 else (module, "inert_bias", "")
+    return (module, "centre", leaf) if found_symmetry.legs[0].view.n > 1 else (module, "inert_bias", "")
 
 
 def _forgiving(assembly: Assembly, part: LegPart) -> str:
-    """The operation that does not see a shift."""
+    """Return the operation that does not see a shift."""
     one = part.region.type.shifts[part.factor]
     atoms = one.atoms.reshape(-1)[part.places.reshape(-1)]
     program = assembly.typing.program
@@ -228,7 +240,7 @@ def _size(part: LegPart) -> int:
 
 
 def _leaf(parameter: str) -> str:
-    """The last part of a parameter's name that tells something."""
+    """Return the last part of a parameter's name that tells something."""
     module, _, leaf = parameter.rpartition(".")
     return module.rpartition(".")[2] if leaf in ("weight", "bias") and module else leaf
 
@@ -238,7 +250,7 @@ def _module(parameter: str) -> str:
 
 
 def _common(modules: Sequence[str]) -> str:
-    """The innermost module that holds all of these."""
+    """Return the innermost module that holds all of these."""
     parts = [module.split(".") if module else [] for module in modules]
     shared: list[str] = []
     for level in zip(*parts, strict=False):

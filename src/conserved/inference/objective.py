@@ -27,7 +27,7 @@ ASIDE = (
 
 
 def judged(result: Any) -> list[Tensor]:
-    """The tensors of a model's result that a loss is computed from.
+    """Return the tensors of a model's result that a loss is computed from.
 
     A loss, if the result holds one, is judged alone; of a dictionary or of an output of transformers all entries but
     those that are handed on (caches, hidden states); of anything else every floating-point tensor.
@@ -55,7 +55,7 @@ def _entries(result: Any) -> dict[str, Any] | None:
 
 
 def tensors(result: Any) -> list[Tensor]:
-    """All tensors in a nested result."""
+    """Return all tensors in a nested result."""
     if isinstance(result, Tensor):
         return [result]
     named = _entries(result)

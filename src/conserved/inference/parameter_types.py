@@ -15,7 +15,7 @@ from conserved.inference.types import FIXED, Atoms, Field, Strand, Type, distinc
 
 
 def whole_parameter(name: str, shape: tuple[int, ...]) -> ReadPart:
-    """A whole parameter, before its first use."""
+    """Return a whole parameter, before its first use."""
     coordinates = tuple(
         Field((dim,), np.arange(size)) if size != 1 else Field((), np.zeros((), dtype=np.int64))
         for dim, size in enumerate(shape)
@@ -24,8 +24,8 @@ def whole_parameter(name: str, shape: tuple[int, ...]) -> ReadPart:
 
 
 def known_type(engine: Engine, view: ReadPart) -> Type | None:
-    """The type of a part of a parameter that was used before; None at its first use."""
-    sets = tuple(distinct(one.atoms) for one in view.coordinates)
+    """Return the type of a part of a parameter that was used before; None at its first use."""
+    sets = tuple(distinct(coordinate.atoms) for coordinate in view.coordinates)
     for region in engine.regions.get(view.name, []):
         if all(np.array_equal(a, b) for a, b in zip(sets, region.sets, strict=True)):
             if region.offset != view.offset:
@@ -48,7 +48,7 @@ def first_use(
 
     `rows` are axes of the view along which shifts may have a number for every row.
     """
-    sets = tuple(distinct(one.atoms) for one in view.coordinates)
+    sets = tuple(distinct(coordinate.atoms) for coordinate in view.coordinates)
     overlapping = [
         region
         for region in engine.regions.get(view.name, [])
@@ -62,7 +62,7 @@ def first_use(
         _region(engine, view, sets, FIXED)
         return FIXED
     sizes = [one.size for one in sets]
-    fields = [_onto(engine, view, sets, one) for one in factors]
+    fields = [_onto(engine, view, sets, factor) for factor in factors]
     wide = [dim for dim, size in enumerate(sizes) if size > 1]
     shifts = []
     if len(wide) <= 1 or (entries and prod(sizes) <= ENTRIES):
@@ -103,7 +103,7 @@ def _local(view: ReadPart, sets: tuple[Atoms, ...], axis: int) -> Field:
 
 
 def _read(engine: Engine, view: ReadPart, region: Region) -> Type:
-    """The type of a view of a region."""
+    """Return the type of a view of a region."""
 
     def field(one: Field) -> Field:
         parts = [_local(view, region.sets, axis) for axis in one.dims]
@@ -115,13 +115,13 @@ def _read(engine: Engine, view: ReadPart, region: Region) -> Type:
         return Field(tuple(dims), one.atoms[index], one.weight, tuple(virtual), copies)
 
     type_ = region.type
-    strands = tuple(Strand(field(one.field), field(one.data)) for one in type_.strands)
+    strands = tuple(Strand(field(strand.field), field(strand.data)) for strand in type_.strands)
     found = Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts)), strands=strands)
     return scaled(engine, found, view.scale)
 
 
 def _onto(engine: Engine, view: ReadPart, sets: tuple[Atoms, ...], one: Field) -> Field:
-    """A field over the axes of a view as a field over the axes of the parameter."""
+    """Return a field over the axes of a view as a field over the axes of the parameter."""
     axes = [
         axis
         for axis, coordinate in enumerate(view.coordinates)

@@ -15,7 +15,7 @@ from conserved.symmetry import Leg, Symmetry, Translation, View
 def inert(typing: Typing) -> list[Symmetry]:
     """Laws of what no gradient reaches: unused parameters, routers without a say, rows that are never looked up."""
     program = typing.program
-    found = []
+    result = []
     varies = _reads_vary(program)
     used = {value for operation in program.operations for value in operation.inputs()}
     for name, value in program.parameters.items():
@@ -29,13 +29,13 @@ def inert(typing: Typing) -> list[Symmetry]:
         family = "frozen" if value in used else "unused"
         if family == "unused" and varies:
             continue
-        found.append(_still(name, family, View.of(name, shape, grid=(1, *shape), axes=0)))
+        result.append(_still(name, family, View.of(name, shape, grid=(1, *shape), axes=0)))
     for name, rows in _unread_rows(typing).items():
         shape = program.values[program.parameters[name]].shape
-        found.append(_still(name, "unused", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: rows})))
+        result.append(_still(name, "unused", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: rows})))
     for name, axis, run in () if varies else _unused_slices(typing):
         shape = program.values[program.parameters[name]].shape
-        found.append(
+        result.append(
             _still(
                 name,
                 "unused",
@@ -45,10 +45,10 @@ def inert(typing: Typing) -> list[Symmetry]:
         )
     for name, row in _padding(typing).items():
         shape = program.values[program.parameters[name]].shape
-        found.append(
+        result.append(
             _still(name, "inert_padding", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: (row, row + 1)}))
         )
-    return found
+    return result
 
 
 _SHAPED_BY_VALUES = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim")

@@ -22,7 +22,7 @@ _EACH = 64
 
 
 def with_probed(
-    found: LawSet,
+    law_set: LawSet,
     program: CapturedProgram,
     live: list[int],
     follow: Follow,
@@ -30,14 +30,14 @@ def with_probed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> LawSet:
-    """The laws, with those that hold through operations without a rule, as far as moving parameters shows them.
+    """Return the laws, with those that hold through operations without a rule, as far as moving parameters shows them.
 
     `unknown` keeps the operations through which nothing was found.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     run = runs(model, args, kwargs)
     kept: list[Symmetry] = []
-    seen = {_motion(symmetry) for symmetry in found}
+    seen = {_motion(symmetry) for symmetry in law_set}
     explained: set[str] = set()
     for name, operation in unknown_operations(program, live).items():
         for guess in guesses(program, operation):
@@ -54,8 +54,8 @@ def with_probed(
                 kept += [replace(symmetry, source="probed") for symmetry in holding]
                 break
     if not kept:
-        return found
-    names = {symmetry.name for symmetry in found}
+        return law_set
+    names = {symmetry.name for symmetry in law_set}
     fresh = []
     for symmetry in kept:
         part = symmetry.part
@@ -64,15 +64,15 @@ def with_probed(
             symmetry = replace(symmetry, part=part)
         names.add(symmetry.name)
         fresh.append(symmetry)
-    unknown = {name: count for name, count in found.unknown.items() if name not in explained}
+    unknown = {name: count for name, count in law_set.unknown.items() if name not in explained}
     moved_now = {parameter for symmetry in fresh for parameter in symmetry.parameters}
     return LawSet(
-        symmetries=(*found.symmetries, *fresh),
-        parameters=found.parameters,
-        unclaimed=found.unclaimed,
-        dropped=tuple(item for item in found.dropped if item.name not in moved_now),
+        symmetries=(*law_set.symmetries, *fresh),
+        parameters=law_set.parameters,
+        unclaimed=law_set.unclaimed,
+        dropped=tuple(item for item in law_set.dropped if item.name not in moved_now),
         unknown=unknown,
-        derivation=found.derivation,
+        derivation=law_set.derivation,
     )
 
 
@@ -81,7 +81,7 @@ def _motion(symmetry: Symmetry) -> tuple[Any, ...]:
 
 
 def _holding(run: RunProgram, parameters: Mapping[str, Tensor], candidates: list[Symmetry]) -> list[Symmetry]:
-    """The candidates along which the outputs do not move."""
+    """Return the candidates along which the outputs do not move."""
     if not candidates:
         return []
     exact = [symmetry for symmetry in candidates if symmetry.exact]

@@ -145,21 +145,21 @@ class _Test:
 
     def residuals(self, laws: LawSet) -> _Residuals:
         """Run the program at several points and return the largest residual of every law."""
-        found = _Residuals()
+        result = _Residuals()
         start = perf_counter()
         for seed in range(POINTS if len(laws) else 0):
-            if found.points and perf_counter() - start > MOST_SECONDS:
-                found.problem = f"more than {found.points} points would take too long"
+            if result.points and perf_counter() - start > MOST_SECONDS:
+                result.problem = f"more than {result.points} points would take too long"
                 break
             at_point = self.residuals_at(laws, seed)
             if isinstance(at_point, str):
-                found.problem = at_point
+                result.problem = at_point
                 continue
-            found.points += 1
-            found.limit = max(found.limit, at_point[1])
+            result.points += 1
+            result.limit = max(result.limit, at_point[1])
             for name, residual in at_point[0].items():
-                found.worst[name] = max(residual, found.worst.get(name, 0.0))
-        return found
+                result.worst[name] = max(residual, result.worst.get(name, 0.0))
+        return result
 
     def residuals_at(self, laws: LawSet, seed: int) -> tuple[dict[str, float], float] | str:
         """Return the residuals at one point and the limit they must stay below; a reason if there are none."""
@@ -186,11 +186,11 @@ class _Test:
 
         A batch of one sample, or a length at which rows of a table are not read, has laws that no other size has.
         """
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         # A program that decides by its numbers may take another path there. A backward or a hook of the author's may
         # be wrong, which is what laws are there to see.
         if not len(laws) or self.program.branches or _has_backward_of_author(self.program):
-            return found
+            return result
         start = perf_counter()
         for words, inputs in itertools.islice(resized(self.run.inputs), MOST_SIZES):
             if perf_counter() - start > MOST_SECONDS_AT_OTHER_SIZES:
@@ -206,9 +206,9 @@ class _Test:
                 limit = EXACT if gradients.precision == torch.float64 else COARSE
                 for name, residual in _relative(laws, gradients).items():
                     if residual > limit:
-                        found.setdefault(name, words)
+                        result.setdefault(name, words)
                 break
-        return found
+        return result
 
     def gradients(self, seed: int, draw: Draw, fresh_inputs: bool, given: Any = None) -> _Gradients | None:
         """Return parameters and gradients of randomly weighted outputs; None where they are not finite."""

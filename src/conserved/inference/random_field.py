@@ -89,7 +89,7 @@ class FieldProgram:
             self._run(program.operations[number])
 
     def of(self, ref: Any) -> FieldNumbers | None:
-        """The numbers of an operand; drawn if nothing made it."""
+        """Return the numbers of an operand; drawn if nothing made it."""
         if not isinstance(ref, ValueRef):
             return None
         if ref.value not in self.numbers:
@@ -203,7 +203,7 @@ class FieldProgram:
         return self.function(f"{name}{operation.args[1:]}{operation.kwargs}", x, zero=_zero_stays(name, operation))
 
     def function(self, name: str, x: FieldNumbers, *, zero: bool) -> FieldNumbers:
-        """A random function of single entries: equal entries have equal values."""
+        """Return a random function of single entries: equal entries have equal values."""
         flat = x.reshape(DRAWS, -1)
         salt = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % PRIME
         # One key for an entry from all its draws, then one number for each draw.
@@ -235,7 +235,7 @@ def _fills_zero(name: str, operation: Operation) -> bool:
 
 
 def _modular(number: float) -> int:
-    """A number modulo PRIME: exact for simple fractions, one of its own for any other."""
+    """Return a number modulo PRIME: exact for simple fractions, one of its own for any other."""
     exact = Fraction(number).limit_denominator(1000) if isfinite(number) else Fraction(0)
     if isfinite(number) and abs(float(exact) - number) <= 1e-12 * max(abs(number), 1.0):
         return exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
@@ -271,8 +271,8 @@ def _operand(f: FieldProgram, ref: Any, like: FieldNumbers | None = None) -> Fie
 
 def _aligned(*operands: FieldNumbers) -> list[FieldNumbers]:
     """Operands with as many axes, so that they broadcast behind the draws."""
-    count = max(one.ndim for one in operands)
-    return [one.reshape(DRAWS, *(1,) * (count - one.ndim), *one.shape[1:]) for one in operands]
+    count = max(operand.ndim for operand in operands)
+    return [operand.reshape(DRAWS, *(1,) * (count - operand.ndim), *operand.shape[1:]) for operand in operands]
 
 
 def _sum(sign: int) -> Callable[[FieldProgram, Operation], FieldNumbers]:
@@ -333,12 +333,12 @@ def _layer_norm(f: FieldProgram, operation: Operation) -> FieldNumbers:
     size = pow(int(np.prod([x.shape[axis] for axis in axes])), -1, PRIME)
     centred = (x - x.sum(axes, keepdims=True) % PRIME * size) % PRIME
     # What it is divided by is some number for each row; the other rows do not matter for linear relations within one.
-    found = centred * f.generator.integers(1, PRIME, (DRAWS, *centred.sum(axes, keepdims=True).shape[1:])) % PRIME
+    result = centred * f.generator.integers(1, PRIME, (DRAWS, *centred.sum(axes, keepdims=True).shape[1:])) % PRIME
     for ref, add in ((operation.args[2], False), (operation.args[3], True)):
         if ref is not None:
-            found, other = _aligned(found, _operand(f, ref))
-            found = (found + other if add else found * other) % PRIME
-    return found
+            result, other = _aligned(result, _operand(f, ref))
+            result = (result + other if add else result * other) % PRIME
+    return result
 
 
 def _index_add(f: FieldProgram, operation: Operation) -> FieldNumbers:
@@ -416,7 +416,7 @@ def null_space(rows: np.ndarray) -> list[list[Fraction]]:
 
 
 def _simple(number: int) -> Fraction | None:
-    """The fraction with numerator and denominator up to 100 that is a number modulo PRIME, if there is one."""
+    """Return the fraction with numerator and denominator up to 100 that is a number modulo PRIME, if there is one."""
     for denominator in range(1, 101):
         numerator = number * denominator % PRIME
         numerator -= PRIME if numerator > PRIME // 2 else 0

@@ -33,7 +33,7 @@ def draw_parameters(
 ) -> dict[str, Tensor]:
     """Return float64 values for every parameter, trained or not."""
     padding = _padding_rows(program)
-    found = {}
+    result = {}
     for name, parameter in parameters.items():
         value = parameter.detach()
         if not (value.is_floating_point() or value.is_complex()):
@@ -42,8 +42,8 @@ def draw_parameters(
         row = padding.get(name)
         if row is not None and not bool(value[row].any()):
             drawn[row] = 0.0
-        found[name] = drawn
-    return found
+        result[name] = drawn
+    return result
 
 
 def _drawn(value: Tensor, draw: Draw, generator: torch.Generator) -> Tensor:
@@ -72,7 +72,7 @@ def _wide(value: Tensor) -> Tensor:
 
 def _padding_rows(program: CapturedProgram) -> dict[str, int]:
     """Rows of trained tables that look-ups never train, by the name of the table."""
-    found = {}
+    result = {}
     for operation in program.operations:
         if operation.name.startswith(("aten::embedding.", "aten::_embedding_bag")) and operation.args:
             place, name = (2, "padding_idx") if operation.name.startswith("aten::embedding.") else (8, "padding_idx")
@@ -81,8 +81,8 @@ def _padding_rows(program: CapturedProgram) -> dict[str, int]:
             if isinstance(table, ValueRef) and isinstance(padding, int) and padding >= 0:
                 parameter = program.values[table.value].parameter
                 if parameter is not None:
-                    found[parameter] = padding
-    return found
+                    result[parameter] = padding
+    return result
 
 
 def draw_inputs(inputs: Any, generator: torch.Generator) -> Any:

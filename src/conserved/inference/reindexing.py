@@ -16,42 +16,42 @@ class Move(ABC):
 
     @abstractmethod
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
-        """A field's axes and array, `leading` axes of the latter being virtual, after the move."""
+        """Return a field's axes and array, `leading` axes of the latter being virtual, after the move."""
 
     @abstractmethod
     def carry(self, dim: int) -> tuple[int, ...]:
-        """The axes of the result that an axis of the source becomes."""
+        """Return the axes of the result that an axis of the source becomes."""
 
     def field(self, field: Field) -> Field:
-        """A field after the move."""
+        """Return a field after the move."""
         virtual = tuple(Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual)
         dims, atoms = self.array(field.dims, field.atoms, len(field.virtual))
         copies = None if field.copies is None else self.array(field.dims, field.copies, len(field.virtual))[1]
         return Field(dims, atoms, field.weight, virtual, copies)
 
     def image(self, image: Image) -> Image:
-        """An image of a shift after the move: another map, unless no axis it varies along is touched."""
+        """Return an image of a shift after the move: another map, unless no axis it varies along is touched."""
         varies = frozenset(new for dim in image.varies for new in self.carry(dim))
         mark = self.mark(image.varies)
         return replace(image, varies=varies, key=image.key if mark is None else moved_key(image.key, mark))
 
     @abstractmethod
     def mark(self, varies: frozenset[int]) -> Hashable | None:
-        """What the move does to a tensor that varies along some axes only; None if nothing."""
+        """Return what the move does to a tensor that varies along some axes only; None if nothing."""
 
     def type(self, type_: Type) -> Type:
-        """A type after the move."""
+        """Return a type after the move."""
         return Type(
             tuple(map(self.field, type_.factors)),
             tuple(map(self.field, type_.shifts)),
             tuple(map(self.image, type_.images)),
             type_.zero,
             frozenset(new for dim in type_.centred for new in self.keeps(dim)),
-            tuple(Strand(self.field(one.field), self.field(one.data)) for one in type_.strands),
+            tuple(Strand(self.field(strand.field), self.field(strand.data)) for strand in type_.strands),
         )
 
     def keeps(self, dim: int) -> tuple[int, ...]:
-        """The axis of the result whose entries are just those of an axis of the source, if there is one."""
+        """Return the axis of the result whose entries are just those of an axis of the source, if there is one."""
         return ()
 
 
@@ -122,7 +122,7 @@ class Regroup(Move):
 
     def groups(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Runs of source axes and the runs of result axes that hold the same entries."""
-        found = []
+        result = []
         i = j = 0
         while i < len(self.old) or j < len(self.new):
             sources, targets = [], []
@@ -144,8 +144,8 @@ class Regroup(Move):
                     targets.append(j)
                     right *= self.new[j]
                     j += 1
-            found.append((tuple(sources), tuple(targets)))
-        return found
+            result.append((tuple(sources), tuple(targets)))
+        return result
 
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in dims)]
@@ -160,7 +160,7 @@ class Regroup(Move):
         return without_constant_axes(dims, array, leading)
 
     def field(self, field: Field) -> Field:
-        """A field after the move; where it is repeated along an axis that is merged, the copies are numbered."""
+        """Return a field after the move; where it is repeated along an axis that is merged, the copies are numbered."""
         virtual = tuple(Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual)
         leading = len(field.virtual)
         involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in field.dims)]
@@ -198,7 +198,7 @@ class Regroup(Move):
         return Field(tuple(kept), atoms, field.weight, virtual, copies)
 
     def _simple(self, involved: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-        """Whether no axis of a field is merged or cut."""
+        """Return whether no axis of a field is merged or cut."""
         return all(
             len([d for d in s if self.old[d] != 1]) <= 1 and len([d for d in t if self.new[d] != 1]) <= 1
             for s, t in involved
@@ -207,7 +207,7 @@ class Regroup(Move):
     def _wide(
         self, involved: list[tuple[tuple[int, ...], tuple[int, ...]]], dims: tuple[int, ...], array: Atoms, leading: int
     ) -> tuple[tuple[int, ...], Atoms]:
-        """An array over all axes that are merged or cut with its own, in the new shape."""
+        """Return an array over all axes that are merged or cut with its own, in the new shape."""
         wide = [dim for s, _ in involved for dim in s]
         index = (slice(None),) * leading + tuple(slice(None) if dim in dims else None for dim in wide)
         array = np.broadcast_to(array[index], array.shape[:leading] + tuple(self.old[dim] for dim in wide))

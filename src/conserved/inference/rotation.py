@@ -33,7 +33,7 @@ _PRODUCTS = ("aten::bmm.default", "aten::baddbmm.default")
 
 
 def _moves(result: Tensor) -> bool:
-    """Whether a value has a tangent that is more than rounding."""
+    """Return whether a value has a tangent that is more than rounding."""
     primal, tangent = forward_ad.unpack_dual(result)
     if tangent is None or not tangent.numel():
         return False
@@ -58,19 +58,19 @@ class Rotations:
         values, low, high = [], [], []
         for value, known in typing.known.items():
             if isinstance(known, Type):
-                for one in known.factors:
-                    if not one.atoms.size:
+                for factor in known.factors:
+                    if not factor.atoms.size:
                         continue
                     values.append(value)
-                    low.append(int(one.atoms.min()))
-                    high.append(int(one.atoms.max()))
+                    low.append(int(factor.atoms.min()))
+                    high.append(int(factor.atoms.max()))
         self._values, self._low, self._high = (np.array(x, dtype=np.int64) for x in (values, low, high))
         self._makers = {
             result: number for number in typing.live for result in typing.program.operations[number].results
         }
 
     def hold(self, pairs: Atoms) -> bool:
-        """Whether turning the first atom of every pair into the second leaves the program's function alone.
+        """Return whether turning the first atom of every pair into the second leaves the program's function alone.
 
         Args:
             pairs: atoms, two in each row.
@@ -139,16 +139,16 @@ class Rotations:
         return self._digests[value]
 
     def _carrying(self, pairs: Atoms) -> set[int]:
-        """The values whose type has one of these atoms."""
+        """Return the values whose type has one of these atoms."""
         low, high = int(pairs.min()), int(pairs.max())
         near = self._values[(self._high >= low) & (self._low <= high)]
-        found = set()
+        result = set()
         for value in near:
             known = self.typing.known[int(value)]
             assert isinstance(known, Type)
-            if any((self._sign[one.atoms] != 0).any() for one in known.factors):
-                found.add(int(value))
-        return found
+            if any((self._sign[factor.atoms] != 0).any() for factor in known.factors):
+                result.add(int(value))
+        return result
 
     def _carries(self, value: int) -> bool:
         return value in self._carriers
@@ -157,7 +157,7 @@ class Rotations:
         """Values that carry the atoms and are made from nothing that does."""
         program = self.typing.program
         parameters = {program.parameters[name] for name in self.typing.engine.regions}
-        found = []
+        result = []
         for value in sorted(self._carriers):
             number = self._makers.get(value)
             if number is None:
@@ -165,18 +165,18 @@ class Rotations:
             operation = program.operations[number]
             before = [v for v in operation.inputs() if v not in parameters and v in self._carriers]
             if not before and not self._is_view(operation):
-                found.append(value)
-        return found
+                result.append(value)
+        return result
 
     def _is_view(self, operation: Operation) -> bool:
-        """Whether an operation only re-arranges a parameter."""
+        """Return whether an operation only re-arranges a parameter."""
         return (
             all(not isinstance(self.typing.known.get(v), Type) for v in operation.inputs())
             and len(operation.inputs()) == 1
         )
 
     def _slice(self, sources: Sequence[int]) -> list[int]:
-        """The operations that what carries the atoms goes through."""
+        """Return the operations that what carries the atoms goes through."""
         carrying, found = set(sources), set()
         program = self.typing.program
         frontier = list(sources)
@@ -193,7 +193,7 @@ class Rotations:
         return sorted(found)
 
     def _still(self, sources: Sequence[int], slice_: Sequence[int]) -> bool:
-        """Whether what the operations end in does not move."""
+        """Return whether what the operations end in does not move."""
         program = self.typing.program
         generator = torch.Generator().manual_seed(0)
         values: dict[int, Tensor] = {}
@@ -220,7 +220,7 @@ class Rotations:
         return True
 
     def _is_end(self, operation: Operation) -> bool:
-        """Whether an operation is a product of two matrices that leaves nothing of the atoms."""
+        """Return whether an operation is a product of two matrices that leaves nothing of the atoms."""
         if operation.name not in _PRODUCTS:
             return False
         added = [entry.value for entry in operation.args[:-2] if isinstance(entry, ValueRef)]
@@ -250,17 +250,17 @@ class Rotations:
         """For the dimensions of every factor: the sign with which an entry is turned, and the place it comes from."""
         known = self.typing.known[value]
         assert isinstance(known, Type)
-        found = []
-        for one in known.factors:
-            flat = one.atoms.reshape(-1)
+        result = []
+        for factor in known.factors:
+            flat = factor.atoms.reshape(-1)
             sign = self._sign[flat]
-            if not sign.any() or not one.dims:
+            if not sign.any() or not factor.dims:
                 continue
             order = np.argsort(flat, kind="stable")
             partner = np.where(sign != 0, self._partner[flat], flat[0])
             source = order[np.minimum(np.searchsorted(flat[order], partner), flat.size - 1)]
-            found.append((tuple(one.dims), sign, source))
-        return found
+            result.append((tuple(factor.dims), sign, source))
+        return result
 
     def _rotated(self, value: int, x: Tensor) -> Tensor:
         """J·x: every entry at an atom becomes plus or minus the entry at its partner."""
@@ -303,7 +303,7 @@ class Rotations:
         return [result] if isinstance(result, Tensor) else [one for one in result if isinstance(one, Tensor)]
 
     def _remade(self, value: int) -> Operation | None:
-        """What computes a value from outside again, if it is made of constants and inputs."""
+        """Return what computes a value from outside again, if it is made of constants and inputs."""
         if isinstance(self.typing.known.get(value), Type) or self.typing.program.values[value].parameter is not None:
             return None
         return self.typing.program.maker(value)

@@ -27,16 +27,16 @@ _MOST = 4096
 
 
 def _largest(rows: csr_matrix) -> np.ndarray:
-    """The largest magnitude of every row of a sparse matrix."""
+    """Return the largest magnitude of every row of a sparse matrix."""
     return np.asarray(abs(rows).max(axis=1).todense()).reshape(-1)
 
 
 def row_sums(region: Region, shifts: Solution) -> list[RowSums]:
-    """The ranges of rows that may be moved by one number each, along every axis that has numbers for its rows.
+    """Return the ranges of rows that may be moved by one number each, along every axis that has numbers for its rows.
 
     Only patterns that are made of ranges are read: rows with the same number, next to each other.
     """
-    found = []
+    result = []
     for strand in region.type.strands:
         atoms = strand.field.atoms.reshape(-1)
         if shifts.still(atoms).all():
@@ -52,5 +52,5 @@ def row_sums(region: Region, shifts: Solution) -> list[RowSums]:
         # Numbers that depend on each other (rows with opposite shifts) are no sums over single ranges.
         if len(runs) == np.linalg.matrix_rank(patterns, tol=1e-9):
             everywhere = sum(b - a for a, b in runs) == atoms.size
-            found.append(RowSums(strand.field.dims[0], tuple(runs), everywhere))
-    return found
+            result.append(RowSums(strand.field.dims[0], tuple(runs), everywhere))
+    return result

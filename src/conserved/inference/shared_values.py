@@ -54,19 +54,19 @@ def holdings(model: nn.Module) -> dict[str, Holding] | None:
         if time.monotonic() > until:
             return None
         time.sleep(0.005)
-    every = [json.loads(store.get(one)) for one in others]
+    every = [json.loads(store.get(other)) for other in others]
     if any([row[:2] for row in rows] != [row[:2] for row in every[0]] for rows in every):
         return None
-    found: dict[str, Holding] = {}
+    result: dict[str, Holding] = {}
     for name, *rows in zip(named, *every, strict=True):
         digests = {row[2] for row in rows}
         if len(digests) == 1:
-            found[name] = "replica" if rows[0][3] else "constant"
+            result[name] = "replica" if rows[0][3] else "constant"
         elif len(digests) == len(rows):
-            found[name] = "piece"
+            result[name] = "piece"
         else:
             return None
-    return found
+    return result
 
 
 def _digest(tensor: Tensor) -> str:

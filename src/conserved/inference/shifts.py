@@ -90,7 +90,7 @@ class ShiftSpace:
                 self._holds(family)
 
     def sums_along(self, region: int, axis: int) -> list[tuple[Unit, float]] | None:
-        """The sums of a region along one axis as a family, if they are free."""
+        """Return the sums of a region along one axis as a family, if they are free."""
         wide = {d for d, chosen in enumerate(self.regions[region].sets) if chosen.size > 1}
         for number, (mine, _, one) in enumerate(self.fields):
             if mine == region and set(one.dims) == wide - {axis}:
@@ -116,11 +116,11 @@ class ShiftSpace:
             n for n, start, stop in self.spans() if np.searchsorted(touched, stop) > np.searchsorted(touched, start)
         ]
         units = [unit for number in active for unit in self._units(number)]
-        found: list[list[tuple[Unit, float]]] = []
-        found += [[(unit, 1.0)] for unit in units if self._holds([(unit, 1.0)])]
+        result: list[list[tuple[Unit, float]]] = []
+        result += [[(unit, 1.0)] for unit in units if self._holds([(unit, 1.0)])]
         if self._taken.rank < self.pivots.size:
-            found += self._pairs(units)
-        return found
+            result += self._pairs(units)
+        return result
 
     def _units(self, number: int) -> Iterator[Unit]:
         """Sums of a field's entries along sets of its axes, those along most axes last."""
@@ -156,18 +156,18 @@ class ShiftSpace:
         return sparse.csc_matrix((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape)
 
     def _holds(self, family: Sequence[tuple[Unit, float]]) -> bool:
-        """Whether all members are in the space and at least one is not spanned by what was found before."""
+        """Return whether all members are in the space and at least one is not spanned by what was found before."""
         return self._inside(family) and self._taken.add(self._vectors(family)[self.pivots].tocsc())
 
     def _inside(self, family: Sequence[tuple[Unit, float]]) -> bool:
-        """Whether all members are in the space."""
+        """Return whether all members are in the space."""
         vectors = self._vectors(family)
         difference = (self.basis @ vectors[self.pivots]) - vectors
         return not difference.nnz or float(np.abs(difference.data).max()) <= EXACT
 
     def _pairs(self, units: Sequence[Unit]) -> list[list[tuple[Unit, float]]]:
         """Pairs of sums that move against each other, among parameters that occur together in what is left."""
-        found = []
+        result = []
         by_size: dict[int, list[Unit]] = {}
         for unit in units:
             by_size.setdefault(unit.size, []).append(unit)
@@ -178,14 +178,14 @@ class ShiftSpace:
                     continue
                 for weight in linked[a.region, b.region]:
                     if self._taken.rank < self.pivots.size and self._holds([(a, 1.0), (b, weight)]):
-                        found.append([(a, 1.0), (b, weight)])
+                        result.append([(a, 1.0), (b, weight)])
                         break
-        return found
+        return result
 
     def _linked(self) -> dict[tuple[int, int], list[float]]:
         """Pairs of regions that one basis vector moves both, with the ratios at which it does."""
         owner = np.repeat([region for region, _, _ in self.fields], self.sizes)
-        found: dict[tuple[int, int], list[float]] = {}
+        result: dict[tuple[int, int], list[float]] = {}
         seen: set[bytes] = set()
         for column in range(self.basis.shape[1]):
             span = slice(self.basis.indptr[column], self.basis.indptr[column + 1])
@@ -197,13 +197,13 @@ class ShiftSpace:
             seen.add(key)
             for a, x in zip(regions.tolist(), values.tolist(), strict=True):
                 for b, y in zip(regions.tolist(), values.tolist(), strict=True):
-                    ratios = found.setdefault((a, b), [-1.0, 1.0])
-                    if len(ratios) < RATIOS and not any(abs(y / x - one) < EXACT for one in ratios):
+                    ratios = result.setdefault((a, b), [-1.0, 1.0])
+                    if len(ratios) < RATIOS and not any(abs(y / x - ratio) < EXACT for ratio in ratios):
                         ratios.append(y / x)
-        return found
+        return result
 
     def rest(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-        """What the families do not span: entries and weights, those that read alike in one list."""
+        """Yield what the families do not span: entries and weights, those that read alike in one list."""
         alike: dict[tuple[tuple[int, float], ...], list[tuple[np.ndarray, np.ndarray]]] = {}
         for column in range(self.pivots.size):
             if self._taken.rank >= self.pivots.size:
@@ -225,7 +225,7 @@ class ShiftSpace:
 
 
 def _echelon(space: sparse.csc_matrix) -> tuple[sparse.csc_matrix, np.ndarray]:
-    """A basis of the column space with an entry for every vector where it alone is one, and these entries."""
+    """Return a basis of the column space with an entry for every vector where it alone is one, and these entries."""
     columns: list[dict[int, float]] = []
     alone = np.diff(space.tocsr().indptr) == 1
     pivots: dict[int, dict[int, float]] = {}

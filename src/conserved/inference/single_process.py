@@ -49,12 +49,12 @@ FLAT = (
 
 
 def has_flat_parameters(model: nn.Module) -> bool:
-    """Whether parts of a model are sharded by FSDP1, which leaves its parameters no shapes of their own."""
+    """Return whether parts of a model are sharded by FSDP1, which leaves its parameters no shapes of their own."""
     return any("_fsdp_wrapped_module" in module._modules for module in model.modules())
 
 
 def runs_on_several(model: nn.Module) -> bool:
-    """Whether parts of a model have classes, hooks or forwards that move tensors between processes.
+    """Return whether parts of a model have classes, hooks or forwards that move tensors between processes.
 
     Args:
         model: any module.
@@ -85,25 +85,25 @@ def single_process_copy(model: nn.Module) -> nn.Module:
     made: dict[int, nn.Module] = {}
 
     def copy(module: nn.Module) -> nn.Module:
-        found: nn.Module
+        result: nn.Module
         if id(module) in made:
             return made[id(module)]
         cls = _first_class(type(module))
         for name in ("_orig_mod", "_fsdp_wrapped_module"):
             inner = module._modules.get(name)
             if inner is not None and len(module._modules) == 1:
-                found = made[id(module)] = StandInWrapper(name, nn.Identity())
-                found._modules[name] = copy(inner)
-                found.training = module.training
-                return found
-        found = made[id(module)] = cls.__new__(cls)
-        vars(found).update(vars(module))
-        found._compiled_call_impl = None
-        found._parameters = dict(module._parameters)
-        found._buffers = dict(module._buffers)
-        found._modules = {name: child if child is None else copy(child) for name, child in module._modules.items()}
-        _copy_hooks(module, found)
-        return found
+                result = made[id(module)] = StandInWrapper(name, nn.Identity())
+                result._modules[name] = copy(inner)
+                result.training = module.training
+                return result
+        result = made[id(module)] = cls.__new__(cls)
+        vars(result).update(vars(module))
+        result._compiled_call_impl = None
+        result._parameters = dict(module._parameters)
+        result._buffers = dict(module._buffers)
+        result._modules = {name: child if child is None else copy(child) for name, child in module._modules.items()}
+        _copy_hooks(module, result)
+        return result
 
     twin = copy(model)
     for module in model.modules():
@@ -137,7 +137,7 @@ def _copy_forward(module: nn.Module, made: dict[int, nn.Module]) -> None:
 
 
 def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class that a module was written as, before torch.distributed gave it one that derives from it."""
+    """Return the class that a module was written as, before torch.distributed gave it one that derives from it."""
     modules = [base for base in cls.__bases__ if issubclass(base, nn.Module)]
     others = [base for base in cls.__bases__ if base not in modules]
     mixed_in = others and all(base.__module__.startswith("torch.distributed") for base in others)
@@ -145,14 +145,14 @@ def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _of_torch(hook: Any) -> bool:
-    """Whether a hook belongs to PyTorch's own distributed code."""
+    """Return whether a hook belongs to PyTorch's own distributed code."""
     hook = getattr(hook, "func", hook)
     hook = getattr(hook, "__wrapped__", hook)
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
 
 
 def _parts(function: Any) -> Iterator[Any]:
-    """What a callable refers to: cells, the object it is bound to, what it was partially applied to."""
+    """Yield what a callable refers to: cells, the object it is bound to, what it was partially applied to."""
     if isinstance(function, MethodType):
         yield from (function.__func__, function.__self__)
     elif isinstance(function, partial):
@@ -174,7 +174,7 @@ def _filled(cell: CellType) -> bool:
 
 
 def _moves_tensors(function: Any, depth: int = 0) -> bool:
-    """Whether a forward of a module's own refers to processes: a mesh, a group, or an object that holds one."""
+    """Return whether a forward of a module's own refers to processes: a mesh, a group, or an object that holds one."""
     for part in _parts(function):
         if isinstance(part, DeviceMesh | dist.ProcessGroup):
             return True
@@ -190,19 +190,19 @@ def _moves_tensors(function: Any, depth: int = 0) -> bool:
 
 
 def _inner_method(function: Any, module: nn.Module, depth: int = 0) -> Callable[..., Any] | None:
-    """The method of a module that a forward of its own calls in the end; None if it calls none."""
+    """Return the method of a module that a forward of its own calls in the end; None if it calls none."""
     for part in _parts(function):
         if isinstance(part, MethodType) and part.__self__ is module:
             return part
         if callable(part) and not isinstance(part, nn.Module | type) and depth < _DEEPEST:
-            found = _inner_method(part, module, depth + 1)
-            if found is not None:
-                return found
+            result = _inner_method(part, module, depth + 1)
+            if result is not None:
+                return result
     return None
 
 
 def _bound_again(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
-    """A callable, or what it refers to, with copies in the place of modules."""
+    """Return a callable, or what it refers to, with copies in the place of modules."""
     if isinstance(part, nn.Module):
         return made.get(id(part), part)
     if depth > _DEEPEST:
@@ -217,7 +217,7 @@ def _bound_again(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
         return partial(again(part.func), *map(again, part.args), **{k: again(v) for k, v in part.keywords.items()})
     if isinstance(part, FunctionType) and part.__closure__:
         cells = tuple(CellType(again(c.cell_contents)) if _filled(c) else c for c in part.__closure__)
-        found = FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
-        found.__kwdefaults__ = part.__kwdefaults__
-        return found
+        result = FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
+        result.__kwdefaults__ = part.__kwdefaults__
+        return result
     return part

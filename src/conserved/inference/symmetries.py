@@ -18,7 +18,7 @@ from conserved.inference.system import Solution, unsolved
 from conserved.inference.translations import Translations
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
-from conserved.inference.views import Unviewable, entries_view, planes_view, rows_view, whole_view
+from conserved.inference.views import UnviewableError, entries_view, planes_view, rows_view, whole_view
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Translation, View
 
 
@@ -43,7 +43,7 @@ class Assembly:
         ]
 
     def found(self) -> list[FoundSymmetry]:
-        """Every symmetry."""
+        """Return every symmetry."""
         linear, gone = self._linear()
         return linear + self._scalings(gone) + Translations(self.regions, self.shifts, self.unviewable).found()
 
@@ -159,7 +159,7 @@ class Assembly:
             maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
             if parts and maps and all(part.places.shape[1] == 2 and abs(part.degree) == 1 for part in parts):
                 together.setdefault(tuple(sorted({id(part.region) for part in parts})), []).append(parts)
-        found: set[int] = set()
+        result: set[int] = set()
         for members in together.values():
             pairs = [
                 part.region.type.factors[part.factor].atoms.reshape(-1)[part.places]
@@ -167,8 +167,8 @@ class Assembly:
                 for part in parts
             ]
             if self.rotations.hold(np.concatenate(pairs)):
-                found.update(id(parts) for parts in members)
-        return found
+                result.update(id(parts) for parts in members)
+        return result
 
     def _pivots(self, diagonal: np.ndarray) -> np.ndarray:
         """Columns to leave out so that the others span what is not a diagonal of a general linear group."""
@@ -256,7 +256,7 @@ class Assembly:
     def _space_of(
         self, charges: np.ndarray, starts: np.ndarray, factor: np.ndarray, place: np.ndarray, count: int
     ) -> np.ndarray:
-        """The space (head, channel axis) that a free charge belongs to: that of its first place."""
+        """Return the space (head, channel axis) that a free charge belongs to: that of its first place."""
         result = np.zeros(count, dtype=np.uint64)
         entries = starts[charges]
         numbers = factor[entries]
@@ -307,7 +307,7 @@ class Assembly:
     def _scaling(
         self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, space: int, turning: set[int]
     ) -> list[FoundSymmetry]:
-        """The symmetry of free charges that move the same factors of the same parameters."""
+        """Return the symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
         try:
             if not soft and len(parts) == 1 and not scalar and widths == {1} and _rows(parts[0]).m == 1:
@@ -321,7 +321,7 @@ class Assembly:
                     return [FoundSymmetry(ComplexScaling(), legs, parts, soft, space).signed()]
                 if all(part.region.role == "gain" for part in parts):
                     return [FoundSymmetry(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
-        except Unviewable:
+        except UnviewableError:
             # No one view shows all of them: each is a law by itself, below.
             pass
         result = []
@@ -343,7 +343,7 @@ class Assembly:
             return tuple(
                 Leg(whole_view(part.region) if part.factor < 0 else _rows(part), simple(part.degree)) for part in parts
             )
-        except Unviewable as problem:
+        except UnviewableError as problem:
             self.unviewable.append(str(problem))
             return None
 
@@ -354,7 +354,7 @@ def _rows(part: LegPart) -> View:
 
 
 def _repeats(part: LegPart) -> bool:
-    """Whether two free charges scale one place: they cannot be rows of one leg."""
+    """Return whether two free charges scale one place: they cannot be rows of one leg."""
     ordered = np.sort(part.places.reshape(-1))
     return bool((ordered[1:] == ordered[:-1]).any())
 

@@ -61,7 +61,7 @@ class Solution:
         return self.rows(np.arange(self.group.size))
 
     def rows(self, atoms: Atoms) -> sparse.csr_matrix:
-        """A row for each of these atoms."""
+        """Return a row for each of these atoms."""
         group = self.group[atoms]
         live = np.flatnonzero(group >= 0)
         pick = sparse.csr_matrix(
@@ -70,7 +70,7 @@ class Solution:
         return (pick @ self.classes).tocsr()
 
     def entries(self, atoms: Atoms) -> tuple[Atoms, Atoms, np.ndarray]:
-        """The non-zero coefficients of these atoms: position among them, free number, value."""
+        """Return the non-zero coefficients of these atoms: position among them, free number, value."""
         group = self.group[atoms]
         position = np.flatnonzero(group >= 0)
         group = group[position]
@@ -105,9 +105,9 @@ class LinearSystem:
     def fresh(self, shape: Sequence[int]) -> Atoms:
         """New atoms, as many as an array of this shape has entries."""
         size = int(np.prod(shape, dtype=np.int64))
-        found = np.arange(self.count, self.count + size, dtype=np.int64).reshape(tuple(shape))
+        result = np.arange(self.count, self.count + size, dtype=np.int64).reshape(tuple(shape))
         self.count += size
-        return found
+        return result
 
     def add(self, terms: Sequence[tuple[Fraction, Atoms]], *, soft: int | float = 0.0, origin: int = -1) -> None:
         """One equation for every position of arrays that broadcast against each other."""
@@ -132,7 +132,7 @@ class LinearSystem:
             self.batches.append(Equations(weights, flat, soft, origin))
 
     def solve(self, *, joined: bool = False) -> Solution:
-        """All solutions.
+        """Return all solutions.
 
         Args:
             joined: Whether equations of three terms that differ in one are used to merge unknowns first. Of large
@@ -197,7 +197,7 @@ class LinearSystem:
         weights, variables = rows.data[place], rows.indices[place].astype(np.int64)
         plain = np.flatnonzero((np.abs(weights) == np.abs(weights[:, :1])).all(1))
         signs, variables = np.sign(weights[plain]), variables[plain]
-        found = 0
+        result = 0
         for own, first, second in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
             apart = signs[:, first] != signs[:, second]
             key = (variables[:, first] * rows.shape[1] + variables[:, second]) * 2 + apart
@@ -209,15 +209,15 @@ class LinearSystem:
             left, right = variables[order, own], variables[leader, own]
             for sign_of_pair, chosen in ((1, same & (left != right)), (-1, ~same)):
                 pairs = np.unique(left[chosen] * rows.shape[1] + right[chosen])
-                found += pairs.size
+                result += pairs.size
                 one, other = np.divmod(pairs, rows.shape[1])
                 torn = self.sets.join(stands[1 + one], stands[1 + other], sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
-        return found
+        return result
 
 
 def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, int]:
-    """All equations as integer coefficients: equation, atom, coefficient, and how many equations there are."""
+    """Return all equations as integer coefficients: equation, atom, coefficient, and how many equations there are."""
     rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     columns: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     values: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
@@ -235,7 +235,7 @@ def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, in
 
 
 def unsolved(system: LinearSystem, group: Atoms, orientation: np.ndarray, count: int) -> np.ndarray:
-    """Which of `count` motions do not solve all equations.
+    """Return which of `count` motions do not solve all equations.
 
     Motion g moves the atoms of class g (`group[a]`, −1 for none) by their orientation.
     """
@@ -255,7 +255,7 @@ def unsolved(system: LinearSystem, group: Atoms, orientation: np.ndarray, count:
 
 
 def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
-    """Each equation once, up to a factor."""
+    """Return each equation once, up to a factor."""
     rows.sort_indices()
     lengths = np.diff(rows.indptr)
     kept = []
@@ -270,7 +270,7 @@ def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
-    """Every variable as a combination of free ones, for integer equations of any length."""
+    """Return every variable as a combination of free ones, for integer equations of any length."""
     pending: dict[int, Equation] = {}
     uses: dict[int, set[int]] = {}
     for number in range(rows.shape[0]):
@@ -324,7 +324,7 @@ def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
 
 
 def _divided(row: Equation, by: Exact) -> Equation:
-    """A row over a number that is not zero."""
+    """Return a row over a number that is not zero."""
     if by == 1:
         return row
     if by == -1:
@@ -337,7 +337,7 @@ def _whole(number: Fraction) -> Exact:
 
 
 def _back_substitute(variables: int, solved: list[tuple[int, Equation]]) -> sparse.csr_matrix:
-    """Every variable over the free ones, which are all that were not solved for."""
+    """Return every variable over the free ones, which are all that were not solved for."""
     pivots = {variable for variable, _ in solved}
     free = np.ones(variables, dtype=bool)
     free[list(pivots)] = False

@@ -12,7 +12,7 @@ from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.row_sums import row_sums
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution
-from conserved.inference.views import Unviewable, columns_view, entries_view, rows_view
+from conserved.inference.views import UnviewableError, columns_view, entries_view, rows_view
 from conserved.symmetry import Leg, Translation
 
 
@@ -34,7 +34,7 @@ class Translations:
                     Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), simple(weight))
                     for unit, weight in family
                 )
-            except Unviewable as problem:
+            except UnviewableError as problem:
                 self.unviewable.append(str(problem))
                 continue
             parts = [
@@ -68,7 +68,7 @@ class Translations:
                 for first, last in sums.ranges:
                     try:
                         view = columns_view(region, [sums.axis], (sums.axis, first, last))
-                    except Unviewable as problem:
+                    except UnviewableError as problem:
                         self.unviewable.append(str(problem))
                         continue
                     result.append(FoundSymmetry(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
@@ -89,14 +89,14 @@ class Translations:
                 return None
             try:
                 view = entries_view(region, one.dims, row - space.starts[number])
-            except Unviewable:
+            except UnviewableError:
                 return None
             legs.append(Leg(view, simple(weight)))
             parts.append(LegPart(region, index, simple(weight), (row - space.starts[number])[:, None]))
         return FoundSymmetry(Translation(), tuple(legs), parts).signed()
 
     def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> FoundSymmetry | None:
-        """A number that is added, with weights, to a list of entries of parameters."""
+        """Return a number that is added, with weights, to a list of entries of parameters."""
         legs, parts = [], []
         for number, start, stop in space.spans():
             mine = (rows >= start) & (rows < stop)
@@ -112,7 +112,7 @@ class Translations:
                 flat = np.flatnonzero(np.broadcast_to(full, sizes).reshape([sizes[d] for d in dims]))
                 try:
                     view = rows_view(region, dims, flat)
-                except Unviewable as problem:
+                except UnviewableError as problem:
                     self.unviewable.append(str(problem))
                     return None
                 if view.m != 1:

@@ -37,7 +37,7 @@ class Virtual:
     slots: Atoms
 
     def same(self, other: Virtual) -> bool:
-        """Whether both look up the same entry at every place."""
+        """Return whether both look up the same entry at every place."""
         return (
             self.key == other.key
             and self.dims == other.dims
@@ -61,21 +61,21 @@ class Field:
     """Where atoms occur several times (a key head repeated for its queries), which of the copies a place belongs to."""
 
     def times(self, weight: Fraction | int) -> Field:
-        """The same atoms with another weight."""
+        """Return the same atoms with another weight."""
         return replace(self, weight=self.weight * weight)
 
     def touches(self, dims: Iterable[int]) -> bool:
-        """Whether the motion can differ along one of these axes."""
+        """Return whether the motion can differ along one of these axes."""
         mine = self.occupied
         return any(dim in mine for dim in dims)
 
     @property
     def occupied(self) -> set[int]:
         """The axes of the tensor along which the motion can differ."""
-        found = set(self.dims)
+        result = set(self.dims)
         for axis in self.virtual:
-            found.update(axis.dims)
-        return found
+            result.update(axis.dims)
+        return result
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,7 +132,7 @@ ZERO = Type(zero=True)
 
 
 def moved_key(key: int, *move: Hashable) -> int:
-    """The key of an image after a move: the same for the same move of the same image, and new for any other.
+    """Return the key of an image after a move: the same for the same move of the same image, and new for any other.
 
     Keys of the engine count up from one; these are digests of 120 bits, above all of them.
     """
@@ -141,7 +141,7 @@ def moved_key(key: int, *move: Hashable) -> int:
 
 
 def distinct(atoms: Atoms) -> Atoms:
-    """The different entries of an array, in ascending order."""
+    """Return the different entries of an array, in ascending order."""
     flat = atoms.reshape(-1)
     if flat.size < 2 or bool((flat[1:] > flat[:-1]).all()):
         return flat
@@ -149,7 +149,7 @@ def distinct(atoms: Atoms) -> Atoms:
 
 
 def tidy(dims: Sequence[int], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
-    """A field without axes of size one, its axes in ascending order."""
+    """Return a field without axes of size one, its axes in ascending order."""
     kept = [place for place, _ in enumerate(dims) if array.shape[leading + place] != 1]
     array = array.reshape(array.shape[:leading] + tuple(array.shape[leading + place] for place in kept))
     dims = [dims[place] for place in kept]
@@ -160,7 +160,7 @@ def tidy(dims: Sequence[int], array: Atoms, leading: int = 0) -> tuple[tuple[int
 
 
 def without_constant_axes(dims: tuple[int, ...], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
-    """A field without the axes along which it does not change."""
+    """Return a field without the axes along which it does not change."""
     kept = list(dims)
     for dim in dims:
         axis = leading + kept.index(dim)

@@ -159,7 +159,7 @@ _REPEATED = {"aten::sub", "aten::add", "aten::mean", "aten::sum"}
 
 
 def _seen(typing: Typing, operation: Operation, name: str) -> Known | None:
-    """The type of an earlier result of the same operation on the same values: both shifts are one."""
+    """Return the type of an earlier result of the same operation on the same values: both shifts are one."""
     if name not in _REPEATED or operation.custom or len(operation.results) != 1:
         return None
     if operation.results[0] in typing.program.hooked_values or operation.name.split(".")[0].endswith("_"):

@@ -29,7 +29,8 @@ def over_unread_rows(symmetries: Iterable[Symmetry], typing: Typing) -> list[Sym
             dim, rows = axes[0]
             cut[name] = dim, (int(rows[0]), int(rows[0]) + rows.size)
     return [
-        replace(one, legs=tuple(_extended(leg, one, cut) for leg in one.legs)) if cut else one for one in symmetries
+        replace(symmetry, legs=tuple(_extended(leg, symmetry, cut) for leg in symmetry.legs)) if cut else symmetry
+        for symmetry in symmetries
     ]
 
 

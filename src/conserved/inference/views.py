@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conserved.errors import ConservedError
 from conserved.inference.engine import Region
 from conserved.symmetry import Pick, View
 
 
-class Unviewable(Exception):
+class UnviewableError(ConservedError):
     """A part of a parameter that is no view: it cannot be the leg of a law."""
 
 
@@ -39,34 +40,34 @@ class Grid:
             step = int(steps[0])
             self.grid[dim], self.picks[dim] = [size // step, step], [None, start]
         else:
-            raise Unviewable(f"{self.name} is used in pieces that are no slices")
+            raise UnviewableError(f"{self.name} is used in pieces that are no slices")
 
     def axes(self, dim: int) -> list[int]:
-        """The grid axes that an axis of the parameter is cut into and that are not picked away."""
+        """Return the grid axes that an axis of the parameter is cut into and that are not picked away."""
         start = sum(len(part) for part in self.grid[:dim])
         return [start + n for n, pick in enumerate(self.picks[dim]) if not isinstance(pick, int)]
 
     def view(self, faced: Sequence[int], rows: tuple[int, ...] | None = None) -> View:
-        """The view that faces some axes of the parameter."""
+        """Return the view that faces some axes of the parameter."""
         grid = [size for part in self.grid for size in part]
         flat = enumerate(pick for part in self.picks for pick in part)
         picks: dict[int, Pick] = {place: pick for place, pick in flat if pick is not None}
         if not faced:
-            raise Unviewable(f"{self.name} has no axis that is left to act on")
+            raise UnviewableError(f"{self.name} has no axis that is left to act on")
         return View.of(
             self.name, self.shape, grid=tuple(grid), axes=tuple(faced), pick=picks, rows=rows, offset=self.offset
         )
 
 
 def _run(start: int, length: int, size: int) -> tuple[list[int], list[Pick]]:
-    """A run of indices: one cell of a grid if it is one, else a range."""
+    """Return a run of indices: one cell of a grid if it is one, else a range."""
     if size % length == 0 and start % length == 0:
         return [size // length, length], [start // length, None]
     return [size], [(start, start + length)]
 
 
 def rows_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
-    """The view whose rows are `places`, positions in the region along its axes `dims`, in this order."""
+    """Return the view whose rows are `places`, positions in the region along its axes `dims`, in this order."""
     grid = Grid(region)
     if not dims:
         return whole_view(region)
@@ -117,9 +118,9 @@ def _along(grid: Grid, dim: int, index: np.ndarray) -> View:
 
 
 def planes_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
-    """The view with a row for every row of `places`, whose several places along one axis are columns."""
+    """Return the view with a row for every row of `places`, whose several places along one axis are columns."""
     if len(dims) != 1:
-        raise Unviewable(f"{region.name} is used in pieces that are no slices")
+        raise UnviewableError(f"{region.name} is used in pieces that are no slices")
     grid = Grid(region)
     (dim,) = dims
     index = region.sets[dim][places]
@@ -128,7 +129,7 @@ def planes_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View
     step, jump = np.arange(rows)[:, None], np.arange(several)[None, :]
     length = rows * several
     if size % length or start % length:
-        raise Unviewable(f"{region.name} is used in pieces that are no slices")
+        raise UnviewableError(f"{region.name} is used in pieces that are no slices")
     cells = [size // length]
     if bool((index - start == step * several + jump).all()):
         grid.grid[dim], grid.picks[dim] = [*cells, rows, several], [start // length, None, None]
@@ -136,11 +137,11 @@ def planes_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View
     if bool((index - start == jump * rows + step).all()):
         grid.grid[dim], grid.picks[dim] = [*cells, several, rows], [start // length, None, None]
         return grid.view(grid.axes(dim)[1:])
-    raise Unviewable(f"{region.name} is used in pieces that are no slices")
+    raise UnviewableError(f"{region.name} is used in pieces that are no slices")
 
 
 def whole_view(region: Region) -> View:
-    """All of a region, faced by all its axes."""
+    """Return all of a region, faced by all its axes."""
     grid = Grid(region)
     faced = [axis for dim in range(len(region.shape)) for axis in grid.axes(dim)]
     # A region of one entry, which may be a part of its parameter, has no axis to face.
@@ -157,7 +158,7 @@ def columns_view(region: Region, faced: Sequence[int], keep: tuple[int, int, int
 
 
 def columns_of(grid: Grid, faced: Sequence[int]) -> View:
-    """The same, of what a grid keeps."""
+    """Return the same, of what a grid keeps."""
     axes = [axis for dim in faced for axis in grid.axes(dim)]
     if axes:
         return grid.view(axes)
@@ -169,12 +170,12 @@ def columns_of(grid: Grid, faced: Sequence[int]) -> View:
 
 
 def entries_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
-    """The view with one row whose columns are these entries, positions in the region along its axes `dims`."""
+    """Return the view with one row whose columns are these entries, positions in the region along its axes `dims`."""
     grid = Grid(region)
     local = np.unravel_index(places, tuple(region.sets[dim].size for dim in dims))
     chosen = [np.unique(part) for part in local]
     if int(np.prod([part.size for part in chosen])) != places.size or bool((np.diff(places) <= 0).any()):
-        raise Unviewable(f"{region.name} is used in pieces that are no slices")
+        raise UnviewableError(f"{region.name} is used in pieces that are no slices")
     for dim, part in zip(dims, chosen, strict=True):
         grid.keep(dim, region.sets[dim][part])
     return columns_of(grid, ())

@@ -117,9 +117,9 @@ class BackwardAudits:
         laws = self._laws[model]
         if laws is None or not len(laws):
             return
-        found = audit(model, laws)
+        result = audit(model, laws)
         # A test may make models by the hundred; their audits stay, and they do not.
-        found.settle()
-        self.audits.append(found)
-        if found.failures or any(item.trouble == "not finite" for item in found.findings):
-            raise AssertionError(f"A backward pass of {type(model).__name__} is wrong.\n{found.summary()}")
+        result.settle()
+        self.audits.append(result)
+        if result.failures or any(item.trouble == "not finite" for item in result.findings):
+            raise AssertionError(f"A backward pass of {type(model).__name__} is wrong.\n{result.summary()}")

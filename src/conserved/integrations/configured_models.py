@@ -25,27 +25,29 @@ _AUTO = (
 """Which class is built for a config that does not name one: the first that knows it."""
 
 
-class BadConfig(InvalidInputError, ValueError):
+class BadConfigError(InvalidInputError, ValueError):
     """A config cannot be used; the message says what to do."""
 
 
 def is_config_file(place: str) -> bool:
-    """Whether a name is that of a config.json, or of a folder with one."""
+    """Return whether a name is that of a config.json, or of a folder with one."""
     path = Path(place)
     return path.suffix == ".json" or (path / "config.json").is_file()
 
 
 def from_file(place: str, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module:
-    """The model that a local config.json describes, with some of its entries replaced."""
+    """Return the model that a local config.json describes, with some of its entries replaced."""
     library: Any = require("transformers", _WHY)
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise BadConfig(f"There is no file {path}.")
+        raise BadConfigError(f"There is no file {path}.")
     try:
         config = library.AutoConfig.from_pretrained(str(path), local_files_only=True)
     except (ValueError, OSError, KeyError) as problem:
-        raise BadConfig(f"{path} is not a config that transformers {library.__version__} knows: {problem}") from problem
+        raise BadConfigError(
+            f"{path} is not a config that transformers {library.__version__} knows: {problem}"
+        ) from problem
     return _built(library, _changed(config, options, config.to_diff_dict()), empty=empty)
 
 
@@ -65,7 +67,7 @@ def pretrained(place: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str
             tokenizer.pad_token = tokenizer.eos_token
         return model.eval(), tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt")
     except (ValueError, OSError, KeyError) as problem:
-        raise BadConfig(f"{place} does not hold a model that can be loaded: {problem}") from problem
+        raise BadConfigError(f"{place} does not hold a model that can be loaded: {problem}") from problem
 
 
 def tokenized(place: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
@@ -79,16 +81,16 @@ def tokenized(place: str, texts: Sequence[str], limit: int = 512) -> list[dict[s
         limit = min(limit, int(tokenizer.model_max_length), int(longest or limit))
         return [dict(tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")) for text in texts]
     except (ValueError, OSError, KeyError) as problem:
-        raise BadConfig(f"{place} holds no tokenizer that can be loaded: {problem}") from problem
+        raise BadConfigError(f"{place} holds no tokenizer that can be loaded: {problem}") from problem
 
 
 def has_weights(place: str) -> bool:
-    """Whether a folder holds weights in safetensors beside a config."""
+    """Return whether a folder holds weights in safetensors beside a config."""
     return is_config_file(place) and any(Path(place).glob("*.safetensors"))
 
 
 def from_class(found: Any, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module | None:
-    """The model of a config class or of a model class of transformers; None if `found` is neither."""
+    """Return the model of a config class or of a model class of transformers; None if `found` is neither."""
     library: Any = require("transformers", _WHY)
     if not isinstance(found, type):
         return None
@@ -101,15 +103,15 @@ def from_class(found: Any, options: Mapping[str, Any], *, empty: bool = True) ->
 
 
 def _changed(config: Any, options: Mapping[str, Any], rest: Mapping[str, Any]) -> Any:
-    """A config with some entries replaced, built anew with the rest so that what depends on them follows."""
+    """Return a config with some entries replaced, built anew with the rest so that what depends on them follows."""
     unknown = [name for name in options if not hasattr(config, name)]
     if unknown:
-        raise BadConfig(f"{type(config).__name__} has no option {unknown[0]!r}.")
+        raise BadConfigError(f"{type(config).__name__} has no option {unknown[0]!r}.")
     return type(config)(**{**rest, **options}) if options else config
 
 
 def _built(library: Any, config: Any, *, empty: bool) -> nn.Module:
-    """The class the config names, or else the first that knows it."""
+    """Return the class the config names, or else the first that knows it."""
     for name in getattr(config, "architectures", None) or ():
         if hasattr(library, name):
             return _made(getattr(library, name), config, empty=empty)
@@ -117,7 +119,7 @@ def _built(library: Any, config: Any, *, empty: bool) -> nn.Module:
         auto = getattr(library, name)
         if type(config) in auto._model_mapping:
             return _made(auto._model_mapping[type(config)], config, empty=empty)
-    raise BadConfig(f"transformers {library.__version__} has no model for {type(config).__name__}.")
+    raise BadConfigError(f"transformers {library.__version__} has no model for {type(config).__name__}.")
 
 
 def _made(cls: Any, config: Any, *, empty: bool) -> nn.Module:

@@ -36,5 +36,5 @@ class EqualizeCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _inner(optimizer: Any) -> Any:
-    """The optimizer inside accelerate's wrapper."""
+    """Return the optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)

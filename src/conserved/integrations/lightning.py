@@ -22,7 +22,7 @@ else:
 
 
 def _never_called(module: Any) -> bool:
-    """Whether a Lightning module has no forward pass of its own."""
+    """Return whether a Lightning module has no forward pass of its own."""
     base = require("lightning.pytorch", "LightningConservation").LightningModule
     return bool(type(module).forward is base.forward)
 
@@ -116,7 +116,7 @@ class LightningConservation(Callback):
             tell(self.monitor, trainer.is_global_zero)
 
     def state_dict(self) -> dict[str, Any]:
-        """The monitor's state, for Lightning's checkpoints."""
+        """Return the monitor's state, for Lightning's checkpoints."""
         return {} if self.monitor is None else self.monitor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

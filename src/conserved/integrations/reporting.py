@@ -44,7 +44,7 @@ def _found(names: set[str], output: Path) -> Iterator[Sink]:
 
 
 def _tensorboard_folder(output: Path) -> Path | None:
-    """The folder that the Trainer's TensorBoard callback has just begun to write to."""
+    """Return the folder that the Trainer's TensorBoard callback has just begun to write to."""
     chosen = os.environ.get("TENSORBOARD_LOGGING_DIR")
     if chosen:
         return Path(chosen).expanduser()

@@ -47,10 +47,10 @@ class Coverage(float):
                 legs[leg.view.parameter].add(leg.view.squeezed())
         spanned = {name: _entries(legs[name], size) if name in legs else 0 for name, size in trained.items()}
         total = sum(trained.values())
-        found = Coverage(sum(spanned.values()) / total if total else 0.0)
-        found.spanned, found.trained = spanned, trained
-        found.constrained = constrained_directions(symmetries, spanned)
-        return found
+        result = Coverage(sum(spanned.values()) / total if total else 0.0)
+        result.spanned, result.trained = spanned, trained
+        result.constrained = constrained_directions(symmetries, spanned)
+        return result
 
     @property
     def tree(self) -> str:

@@ -306,9 +306,9 @@ def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: 
     odd = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if not len(odd):
         return lengths
-    found = lengths.copy()
-    found[odd] = norms([gradients[names[place]] for place in odd.tolist()])
-    return found
+    result = lengths.copy()
+    result[odd] = norms([gradients[names[place]] for place in odd.tolist()])
+    return result
 
 
 def _least(parameter: str | None, gradients: Tensors) -> float:

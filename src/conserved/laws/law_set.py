@@ -353,16 +353,16 @@ class LawSet:
             raise ValueError(f"The reference was taken of other laws: it has no value for {missing[0]}.")
         current = self.values(parameters, dtype=dtype)
         norm = partial(torch.linalg.vector_norm, dim=-1)
-        found = {}
+        result = {}
         for symmetry in self.symmetries:
             units = symmetry.kind.units
             start = units(reference.values[symmetry.name])
-            found[symmetry.name] = Change(
+            result[symmetry.name] = Change(
                 distance=norm(units(current[symmetry.name]) - start),
                 size=norm(start),
                 terms=norm(units(reference.scales[symmetry.name])),
             )
-        return found
+        return result
 
     def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
         """The number of functionally independent conserved numbers at θ: the rank of all their gradients, in float64.

@@ -21,16 +21,16 @@ _LISTED = 1 << 22
 def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Of every tensor that shares an entry with another one: the name of that one. One object is never two tensors."""
     placed = [(start, end, name) for name, tensor in tensors.items() for start, end in _extent(tensor)]
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     reach: list[tuple[int, int, str]] = []
     for start, end, name in sorted(placed):
         reach = [one for one in reach if one[1] > start]
         for *_, other in reach:
             if tensors[other] is not tensors[name] and _share(tensors[other], tensors[name]):
-                found.setdefault(name, other)
-                found.setdefault(other, name)
+                result.setdefault(name, other)
+                result.setdefault(other, name)
         reach.append((start, end, name))
-    return found
+    return result
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
@@ -52,15 +52,15 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Return every tensor of a model, once: parameters, buffers, and tensors that are plain attributes."""
-    found: dict[str, Tensor] = dict(model.named_parameters())
-    seen = {id(tensor) for tensor in found.values()}
+    result: dict[str, Tensor] = dict(model.named_parameters())
+    seen = {id(tensor) for tensor in result.values()}
     for path, module in model.named_modules():
         attributes = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
         for name, tensor in (*module.named_buffers(recurse=False), *attributes.items()):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                found[f"{path}.{name}" if path else name] = tensor
-    return found
+                result[f"{path}.{name}" if path else name] = tensor
+    return result
 
 
 def memory_of(tensor: Tensor) -> Hashable:

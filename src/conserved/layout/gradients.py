@@ -51,7 +51,7 @@ def reduced_gradients(wrapper: nn.Module | None, parameters: Mapping[str, Tensor
 
 
 def scatters_gradients(wrapper: nn.Module | None) -> bool:
-    """Whether a wrapper leaves each process with a shard of the reduced gradients."""
+    """Return whether a wrapper leaves each process with a shard of the reduced gradients."""
     return next(_scattered_buckets(wrapper), None) is not None
 
 

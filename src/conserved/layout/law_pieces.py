@@ -191,7 +191,7 @@ def _signature(chosen: Sequence[str], pieces: Mapping[str, Tensor]) -> int:
 
 
 def _compare(group: RankGroup, sums: int, laws: int, device: torch.device) -> tuple[bool, bool]:
-    """Whether all processes of a group add up the same sums, and have the same laws."""
+    """Return whether all processes of a group add up the same sums, and have the same laws."""
     every = group.gather(torch.tensor([sums, laws], dtype=torch.int64, device=device))
     alike = (every == every[0]).all(0).tolist()
     return bool(alike[0]), bool(alike[1])

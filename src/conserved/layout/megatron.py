@@ -29,7 +29,7 @@ _ATTRIBUTES = ("tensor_model_parallel", "sequence_parallel", "allreduce")
 
 
 def carries_attributes(parameters: Mapping[str, Tensor]) -> bool:
-    """Whether some parameter says in Megatron's words how it is laid out."""
+    """Return whether some parameter says in Megatron's words how it is laid out."""
     return any(hasattr(parameter, word) for parameter in parameters.values() for word in _ATTRIBUTES)
 
 

@@ -36,11 +36,11 @@ class ParameterLayout:
     """Groups whose processes hold other parameters by this name: experts."""
 
     def cut_over(self, group: RankGroup) -> bool:
-        """Whether the processes of a group hold different parts: slices, or experts of their own."""
+        """Return whether the processes of a group hold different parts: slices, or experts of their own."""
         return any(cut.group == group for cut in self.cuts) or group in self.own
 
     def text(self) -> str:
-        """The layout in words."""
+        """Return the layout in words."""
         parts = [f"axis {cut.axis} cut over the {cut.group}" for cut in self.cuts]
         parts += [f"one of its own on each process of the {group}" for group in self.own]
         parts += [f"replicated over the {group}" for group in self.replicated]

@@ -22,10 +22,10 @@ def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr):
     """
     if NEXT:
         near = 1
-    found = index.to(tl.int64) * near
+    result = index.to(tl.int64) * near
     if MERGED:
-        found = (index // inner).to(tl.int64) * far + (index % inner).to(tl.int64) * near
-    return found
+        result = (index // inner).to(tl.int64) * far + (index % inner).to(tl.int64) * near
+    return result
 
 
 @triton.jit

@@ -116,15 +116,15 @@ class Layout:
 
 def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:
     """Return the same entries in the same order with as few axes as possible."""
-    found: list[SizeAndStride] = []
+    result: list[SizeAndStride] = []
     for size, stride in axes:
         if size == 1:
             continue
-        if found and found[-1][1] == size * stride:
-            found[-1] = (found[-1][0] * size, stride)
+        if result and result[-1][1] == size * stride:
+            result[-1] = (result[-1][0] * size, stride)
         else:
-            found.append((size, stride))
-    return found
+            result.append((size, stride))
+    return result
 
 
 def _two(axes: list[SizeAndStride]) -> Axes:

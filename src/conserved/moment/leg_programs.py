@@ -241,10 +241,10 @@ def _rows_are_neighbours(layout: Layout) -> bool:
 def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> list[tuple[int, Layout]] | None:
     """The rows of a recipe: the number of a source, and where they lie in it; None if strides do not say where."""
     faced = layout.turned() if products.faces == "columns" else layout
-    found = []
+    result = []
     for source, row in recipe.rows:
         lies = faced if row is None else faced.row_of_units(products.unit, row)
         if lies is None:
             return None
-        found.append((source, lies))
-    return found
+        result.append((source, lies))
+    return result

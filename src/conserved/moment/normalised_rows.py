@@ -73,13 +73,13 @@ class RowNorm:
         rows, width = x.shape
         across = power(width, _WIDEST)
         down = max(1, _TILE // across)
-        found = torch.empty(2, rows, device=x.device)
+        result = torch.empty(2, rows, device=x.device)
         with torch.cuda.device_of(x):
             kernels.norm_remainders[(-(-rows // down),)](
                 x,
                 gradient,
                 x if gain is None else gain,
-                found,
+                result,
                 rows,
                 width,
                 self.epsilon,
@@ -89,4 +89,4 @@ class RowNorm:
                 GAINED=gain is not None,
                 num_warps=8 if across > 2048 else 4,
             )
-        return found
+        return result

@@ -130,7 +130,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and files are of what is planned, and not of programs for the tensors of this process."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -257,9 +257,9 @@ class Plan:
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
         if self.kernels and not wanted.absolute and dtype in _SINGLE:
-            found = self._by_kernels(read, tensors, tuple(pairs), wanted)
-            if found is not None:
-                return found
+            result = self._by_kernels(read, tensors, tuple(pairs), wanted)
+            if result is not None:
+                return result
         parts: list[Part] = []
         with full_precision(device.type for device in {*map(attrgetter("device"), tensors)}):
             for units in self.units:

@@ -47,7 +47,7 @@ class Part:
             return sums
 
         def spread(legs: list[Tensor]) -> list[Tensor]:
-            return [one if one.shape[1] == size else one.expand(-1, size, *one.shape[2:]) for one in legs]
+            return [leg if leg.shape[1] == size else leg.expand(-1, size, *leg.shape[2:]) for leg in legs]
 
         return Sums(sums.pairs, sums.absolute, *map(spread, legs))
 

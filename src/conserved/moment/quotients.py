@@ -35,15 +35,15 @@ def root_quotients(
     Returns:
         One tensor for each. Nothing waits for the device.
     """
-    alike = len({one.dtype for one in tops}) == len({one.dtype for one in squares}) == 1
+    alike = len({top.dtype for top in tops}) == len({square.dtype for square in squares}) == 1
     if alike and not isinstance(shift, Tensor) and [a.shape for a in tops] == [b.shape for b in squares]:
         tensors = triton_backend.readable([*tops, *squares])
         if tensors is not None:
             return _by_kernel(tensors, tops, squares[0].dtype, shift)
-    divisors = torch._foreach_sqrt([_wide(one) for one in squares])
+    divisors = torch._foreach_sqrt([_wide(square) for square in squares])
     # One number for all takes fewer launches than a list of them.
     torch._foreach_add_(divisors, [shift] * len(tops) if isinstance(shift, Tensor) else shift)
-    return list(torch._foreach_div([_wide(one) for one in tops], divisors))
+    return list(torch._foreach_div([_wide(top) for top in tops], divisors))
 
 
 def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype, shift: float) -> list[Tensor]:

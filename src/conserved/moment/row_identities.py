@@ -295,12 +295,12 @@ class _Drafting:
             and (name, shift) in self._whole
         ):
             return [reading.as_one() for reading in self._whole[name, shift]]
-        found = [self._read(name, part, shift) for part in _cut(product)]
-        if layout == product.second and sum(reading.entries for reading in found) == entries:
-            self._gradients.setdefault(name, found)
+        result = [self._read(name, part, shift) for part in _cut(product)]
+        if layout == product.second and sum(reading.entries for reading in result) == entries:
+            self._gradients.setdefault(name, result)
             if not product.lifted:
-                self._whole.setdefault((name, shift), found)
-        return found
+                self._whole.setdefault((name, shift), result)
+        return result
 
     def _read(self, name: str, product: PlacedProduct, shift: float) -> _Reading:
         key = (name, replace(product, start=0, step=1, sign=1), shift)

@@ -65,13 +65,13 @@ class TorchBackend(Backend):
             return torch.stack([torch.cat(part, -1) for part in zip(*parts, strict=True)]), None
         cast = [leg.to(dtype) for leg in legs]
         products = [cast[i] * cast[j] for i, j in pairs]
-        return stack([one.sum(-1) for one in products]), stack([*map(_square, products)]) if sizes else None
+        return stack([product.sum(-1) for product in products]), stack([*map(_square, products)]) if sizes else None
 
     def row_totals(self, leg: Tensor, dtype: torch.dtype, *, sizes: bool = False) -> Found:
         """Σ_j b_ij for every row i of a leg; on a GPU by a kernel, where PyTorch would convert all of it first."""
-        found = triton_backend.row_totals(leg) if dtype == torch.float64 and not leg.requires_grad else None
-        if found is not None:
-            return found
+        result = triton_backend.row_totals(leg) if dtype == torch.float64 and not leg.requires_grad else None
+        if result is not None:
+            return result
         cast = leg.to(dtype)
         # Times a column of ones: on processors that is faster than a sum over what lies far apart.
         ones = cast.new_ones((1,) * leg.ndim).expand(*leg.shape[:-2], 1, leg.shape[-1])

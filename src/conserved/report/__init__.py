@@ -10,11 +10,11 @@ from conserved.optional import require
 for _package in ("jinja2", "markupsafe", "latex2mathml"):
     require(_package, "A report")
 
-from conserved.report.contents import Contents, NoSuchRun, NotAStore, read
-from conserved.report.page import Unwritable, rendered, written
+from conserved.report.contents import Contents, NoSuchRunError, NotAStoreError, read
+from conserved.report.page import UnwritableError, rendered, written
 from conserved.store.store_file import undamaged
 
-__all__ = ["Contents", "NoSuchRun", "NotAStore", "Unwritable", "write_report"]
+__all__ = ["Contents", "NoSuchRunError", "NotAStoreError", "UnwritableError", "write_report"]
 
 
 def write_report(
@@ -38,11 +38,11 @@ def write_report(
         The contents of the report, and the parts it leaves out.
 
     Raises:
-        NotAStore: the file is no run store.
+        NotAStoreError: the file is no run store.
         FileNotFoundError: there is no such file.
-        BrokenStore: the store is too damaged to be shown in part.
-        NoSuchRun: a run is not in the store.
-        Unwritable: the report cannot be written there; an earlier report is left as it was.
+        BrokenStoreError: the store is too damaged to be shown in part.
+        NoSuchRunError: a run is not in the store.
+        UnwritableError: the report cannot be written there; an earlier report is left as it was.
     """
     contents = read(store, runs)
     said = command or f"conserved report {Path(store).name} -o {Path(output).name}"

@@ -51,7 +51,7 @@ class AuditSection:
 
 
 def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
-    """A section from an audit's record, or a trial's, which has the softmax gauge beside it."""
+    """Return a section from an audit's record, or a trial's, which has the softmax gauge beside it."""
     rows: Sequence[Mapping[str, Any]] = content["rows"]
     failed = [row for row in rows if not row["ok"]]
     findings = [(item["parameter"], item["trouble"]) for item in content.get("findings") or ()]
@@ -102,7 +102,7 @@ def _families(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
 
 
 def _magnitude(residual: Any) -> float:
-    """A residual that is not a number counts as the largest."""
+    """Return a residual that is not a number counts as the largest."""
     value = float("nan") if residual is None else float(residual)
     return math.inf if math.isnan(value) else value
 

@@ -71,7 +71,7 @@ _TEXTS = ("statement", "source", "scope", "severity", "under", "message", "proof
 
 
 def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
-    """A card from an outcome's record."""
+    """Return a card from an outcome's record."""
     evidence = [(item.get("what", ""), item.get("value"), item.get("limit")) for item in content.get("evidence") or ()]
     witness = content.get("witness") or {}
     values = [(str(name), shown(value)) for name, value in (witness.get("values") or {}).items()]

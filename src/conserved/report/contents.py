@@ -31,15 +31,15 @@ MOST_RUNS = 12
 """Watched runs with a section of their own, the latest; a run is half a dozen plots."""
 
 
-class NotAStore(InvalidInputError, ValueError):
+class NotAStoreError(InvalidInputError, ValueError):
     """The file named as a run store is not one; the message says what it is."""
 
 
-class NoStore(FileNotFoundError, NotAStore):
+class NoStoreError(FileNotFoundError, NotAStoreError):
     """There is no file of that name."""
 
 
-class NoSuchRun(InvalidInputError):
+class NoSuchRunError(InvalidInputError):
     """A run was asked for that is not in the store; the message says which are."""
 
 
@@ -85,9 +85,9 @@ class Contents:
 
 
 def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
-    """The contents of a store, or of it the `runs` that are named; NoSuchRun if one is not there.
+    """The contents of a store, or of it the `runs` that are named; NoSuchRunError if one is not there.
 
-    NotAStore or FileNotFoundError where there is no store, BrokenStore where it is damaged.
+    NotAStoreError or FileNotFoundError where there is no store, BrokenStoreError where it is damaged.
     """
     path = Path(path)
     known = check(path)
@@ -95,7 +95,7 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
         known_runs = store.runs() if "run" in known else []
         missing = [name for name in runs if name not in known_runs]
         if missing:
-            raise NoSuchRun(f"{path} has no run {missing[0]!r}. It has: {', '.join(known_runs) or 'none'}.")
+            raise NoSuchRunError(f"{path} has no run {missing[0]!r}. It has: {', '.join(known_runs) or 'none'}.")
         chosen = list(dict.fromkeys(runs)) or known_runs
         why = f"only the latest {MOST_RUNS} have a section"
         left = [LeftOut(kind="run", name=name, reason=why) for name in chosen[:-MOST_RUNS]]
@@ -141,17 +141,17 @@ def check(path: Path) -> set[str]:
         The names of its tables.
     """
     if path.is_dir():
-        raise NotAStore(f"{path} is a folder; name the run store in it, such as {path / 'store.db'}.")
+        raise NotAStoreError(f"{path} is a folder; name the run store in it, such as {path / 'store.db'}.")
     if not path.exists():
-        raise NoStore(f"There is no run store at {path}.")
+        raise NoStoreError(f"There is no run store at {path}.")
     try:
         with closing(sqlite3.connect(path, timeout=60.0)) as db:
             tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
     except sqlite3.DatabaseError as problem:
-        raise NotAStore(f"{path} is not a run store ({problem}).") from problem
+        raise NotAStoreError(f"{path} is not a run store ({problem}).") from problem
     if tables and not tables & {"run", "document"}:
         listing = ", ".join(sorted(tables)[:5])
-        raise NotAStore(f"{path} is an SQLite database, but not a run store: it has the tables {listing}.")
+        raise NotAStoreError(f"{path} is an SQLite database, but not a run store: it has the tables {listing}.")
     return tables
 
 

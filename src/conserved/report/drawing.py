@@ -34,7 +34,7 @@ class Panel:
 
 
 def drawn(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], *, small: bool) -> Markup:
-    """A plot for wide and for narrow places; a style sheet decides which is shown."""
+    """Return a plot for wide and for narrow places; a style sheet decides which is shown."""
     wide = _figure(data, layout, SMALL if small else WIDE, "wide", small=small)
     return Markup(wide + _figure(data, layout, NARROW, "narrow", small=small))
 
@@ -93,7 +93,7 @@ def _height(
 
 
 def _title(layout: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any], place: int, count: int) -> str:
-    """The annotation that stands over a panel, as the layouts of the laboratory have it."""
+    """Return the annotation that stands over a panel, as the layouts of the laboratory have it."""
     titles = [
         one
         for one in layout.get("annotations") or ()
@@ -110,7 +110,7 @@ def _title(layout: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any]
 
 
 def _legend(coloured: Sequence[tuple[Mapping[str, Any], Shade]], width: int) -> tuple[str, float]:
-    """Names over the plot, in as many lines as they need, and the height of that."""
+    """Return names over the plot, in as many lines as they need, and the height of that."""
     named: dict[str, Shade] = {}
     for trace, shade in coloured:
         if trace.get("showlegend", True) and trace.get("name"):
@@ -195,7 +195,7 @@ def _axis_title(axis: Mapping[str, Any]) -> str:
 
 
 def _turned(x: Scale, ticks: Sequence[tuple[float, str]]) -> bool:
-    """Whether labels would run into each other."""
+    """Return whether labels would run into each other."""
     if len(ticks) < 2:
         return False
     apart = min(abs(b[0] - a[0]) for a, b in itertools.pairwise(ticks))

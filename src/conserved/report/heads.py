@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def attention_section(name: str, content: Mapping[str, Any]) -> AttentionSection:
-    """A section from a probe's record."""
+    """Return a section from a probe's record."""
     heads: Sequence[Mapping[str, Any]] = content["heads"]
     skipped = [(item["layer"], item["reason"]) for item in content.get("skipped") or ()]
     return AttentionSection(
@@ -86,10 +86,10 @@ def _labels(heads: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _by_layer(heads: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    result: dict[str, list[Mapping[str, Any]]] = {}
     for head in heads:
-        found.setdefault(str(head["layer"]), []).append(head)
-    return found
+        result.setdefault(str(head["layer"]), []).append(head)
+    return result
 
 
 def _ranks(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:

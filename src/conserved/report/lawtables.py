@@ -34,7 +34,7 @@ _COLUMNS = ("family", "formula", "block", "numbers", "copies", "group")
 
 
 def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
-    """A law set from its record; layers and heads that share a law are one row."""
+    """Return a law set from its record; layers and heads that share a law are one row."""
     found = LawSet.from_dict(content)
     counted = content.get("independent")
     independent = int(counted) if isinstance(counted, int) else None
@@ -62,14 +62,14 @@ def _held(epsilon: float) -> str:
 
 
 def share(value: Any) -> float | None:
-    """A share of parameters from a record, which holds the number or what it is made of."""
+    """Return a share of parameters from a record, which holds the number or what it is made of."""
     found = value.get("parameters") if isinstance(value, Mapping) else value
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= 1 else None
 
 
-def _numbers_by_family(name: str, found: LawSet) -> Plot:
+def _numbers_by_family(name: str, law_set: LawSet) -> Plot:
     count: Counter[str] = Counter()
-    for symmetry in found:
+    for symmetry in law_set:
         count[symmetry.family] += symmetry.numbers
     ranked = sorted(count.items(), key=lambda item: item[1])[-30:]
     families, numbers = [family for family, _ in ranked], [number for _, number in ranked]

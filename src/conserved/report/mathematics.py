@@ -26,7 +26,7 @@ _LONGEST = 4000
 
 
 def typeset(latex: str, *, display: bool = True) -> Markup:
-    """A formula as MathML with its source as a label; the escaped source itself where it is not understood."""
+    """Return a formula as MathML with its source as a label; the escaped source itself where it is not understood."""
     found = _converted(latex, display)
     return Markup("<code class='latex'>{}</code>").format(latex) if found is None else found
 

@@ -10,7 +10,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def raised(exponent: int) -> str:
-    """An exponent in small digits."""
+    """Return an exponent in small digits."""
     return str(exponent).translate(_RAISED)
 
 

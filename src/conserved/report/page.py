@@ -33,7 +33,7 @@ SECTIONS = {
 """Where figures go, in this order."""
 
 
-class Unwritable(InvalidInputError, OSError):
+class UnwritableError(InvalidInputError, OSError):
     """The report cannot be written where it was asked for."""
 
 
@@ -118,7 +118,7 @@ def written(text: str, output: str | Path) -> Path:
     """Put the page in its place, whole or not at all; what was there before stays until then."""
     path = Path(output)
     if path.is_dir():
-        raise Unwritable(f"{path} is a folder; name a file in it, such as {path / 'report.html'}.")
+        raise UnwritableError(f"{path} is a folder; name a file in it, such as {path / 'report.html'}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -133,7 +133,7 @@ def written(text: str, output: str | Path) -> Path:
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as problem:
-        raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
+        raise UnwritableError(f"{path} cannot be written: {problem.strerror or problem}.") from problem
     return path
 
 

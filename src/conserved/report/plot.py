@@ -44,7 +44,7 @@ class Plot:
     """Whether two of them fit beside each other."""
 
     def drawing(self) -> Markup:
-        """The plot as SVG, for wide places and for narrow ones."""
+        """Return the plot as SVG, for wide places and for narrow ones."""
         return drawn(self.data, self.layout, small=self.small)
 
 
@@ -74,12 +74,12 @@ def from_document(name: str, content: Mapping[str, Any]) -> Plot:
 
 
 def axis(title: str, **options: Any) -> dict[str, Any]:
-    """An axis as part of a layout."""
+    """Return an axis as part of a layout."""
     return {"title": {"text": title}, **options}
 
 
 def axes(x: str, y: str, *, log: bool = False, **layout: Any) -> dict[str, Any]:
-    """A layout by the titles of its axes; `log` is for the upright one."""
+    """Return a layout by the titles of its axes; `log` is for the upright one."""
     return {"xaxis": axis(x), "yaxis": axis(y, type="log") if log else axis(y), **layout}
 
 
@@ -90,5 +90,5 @@ def trace(kind: str, name: str, x: Sequence[Any], y: Sequence[Any], **options: A
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any]:
-    """A line through points; a point alone is drawn as a mark, since a line of one point is nothing."""
+    """Return a line through points; a point alone is drawn as a mark, since a line of one point is nothing."""
     return trace("lines" if len(x) > 1 else "markers", name, x, y, **options)

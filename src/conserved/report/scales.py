@@ -27,31 +27,31 @@ class Scale:
     end: float = 1.0
 
     def raw(self, value: Any) -> float | None:
-        """A value in units of the axis; None for what has no place on it."""
+        """Return a value in units of the axis; None for what has no place on it."""
         if self.categories:
             place = str(value)
             return float(self.categories.index(place)) if place in self.categories else _number(value)
-        found = _number(value)
-        if found is None or not self.log:
-            return found
-        return math.log10(found) if found > 0 else None
+        result = _number(value)
+        if result is None or not self.log:
+            return result
+        return math.log10(result) if result > 0 else None
 
     def at(self, value: Any) -> float | None:
-        """Where a value is on paper."""
+        """Return where a value is on paper."""
         found = self.raw(value)
         return None if found is None else self.along(found)
 
     def along(self, raw: float) -> float:
-        """Where something in units of the axis is on paper."""
+        """Return where something in units of the axis is on paper."""
         return self.start + (raw - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def inside(self, place: float) -> bool:
-        """Whether a place is on the axis, with a little room for rounding."""
+        """Return whether a place is on the axis, with a little room for rounding."""
         first, last = sorted((self.start, self.end))
         return first - 0.5 <= place <= last + 0.5
 
     def ticks(self, layout: Mapping[str, Any]) -> list[Tick]:
-        """The layout's own ticks, or round numbers, whole powers of ten, or every category."""
+        """Return the layout's own ticks, or round numbers, whole powers of ten, or every category."""
         own = layout.get("tickvals")
         if isinstance(own, Sequence) and not isinstance(own, str):
             texts = layout.get("ticktext") or [_plain(value) for value in own]
@@ -68,7 +68,7 @@ class Scale:
 
 
 def scale_of(values: Sequence[Any], layout: Mapping[str, Any], *, zero: bool = False) -> Scale:
-    """An axis that shows all values; `zero` is for bars, which begin there."""
+    """Return an axis that shows all values; `zero` is for bars, which begin there."""
     kind = layout.get("type")
     texts = [value for value in values if isinstance(value, str)]
     if kind == "category" or (kind is None and texts):
@@ -136,7 +136,7 @@ def _power(exponent: float) -> str:
 
 
 def _between(exponent: float) -> str:
-    """A number on a logarithmic axis that shows few powers of ten."""
+    """Return a number on a logarithmic axis that shows few powers of ten."""
     value = 10.0**exponent
     if 1e-3 <= value < 1e4:
         return f"{value:.3g}"

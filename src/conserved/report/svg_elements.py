@@ -22,7 +22,7 @@ _SYMBOLS = {
 
 
 def plain(text: Any) -> str:
-    """A label without the tags that set type."""
+    """Return a label without the tags that set type."""
     return _TAGS.sub(lambda tag: " · " if tag[0].lower() == "<br>" else "", str(text))
 
 
@@ -32,7 +32,7 @@ def letters(text: Any) -> str:
 
 
 def colour(value: Any, otherwise: str) -> str:
-    """A colour that is one; everything else could be a style of its own."""
+    """Return a colour that is one; everything else could be a style of its own."""
     return value if isinstance(value, str) and _COLOUR.fullmatch(value) else otherwise
 
 
@@ -48,19 +48,19 @@ def shortened(text: Any, room: float, size: float = 11.5) -> str:
 
 
 def number(value: float) -> str:
-    """A place, to a tenth of a pixel."""
+    """Return a place, to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def words(x: float, y: float, text: Any, *, anchor: str = "start", kind: str = "", turn: float = 0.0) -> str:
-    """A line of text."""
+    """Return a line of text."""
     turned = f' transform="rotate({number(turn)} {number(x)} {number(y)})"' if turn else ""
     named = f' class="{kind}"' if kind else ""
     return f'<text x="{number(x)}" y="{number(y)}" text-anchor="{anchor}"{named}{turned}>{letters(text)}</text>'
 
 
 def path(points: str, style: str, *, kind: str = "", title: str = "") -> str:
-    """A path with a style, and words that show when it is pointed at."""
+    """Return a path with a style, and words that show when it is pointed at."""
     named = f' class="{kind}"' if kind else ""
     inside = f"<title>{letters(title)}</title>" if title else ""
     return f'<path d="{points}"{named} style="{escape(style, quote=True)}">{inside}</path>'
@@ -73,7 +73,7 @@ def polyline(pieces: Iterable[list[tuple[float, float]]], *, closed: bool = Fals
 
 
 def stroke(line: Any, shade: str, width: float = 2.0, opacity: Any = 1.0) -> str:
-    """The style of a line."""
+    """Return the style of a line."""
     given = line if isinstance(line, dict) else {}
     wide = given.get("width", width)
     thick = float(wide) if isinstance(wide, int | float) and 0 <= wide <= 20 else width

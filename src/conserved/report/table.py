@@ -23,7 +23,7 @@ class ReportTable:
 
     @staticmethod
     def of(columns: Sequence[Any], rows: Iterable[Sequence[Any]], most: int = MOST_ROWS) -> ReportTable:
-        """A table of plain data; a column is one of numbers if all its cells are."""
+        """Return a table of plain data; a column is one of numbers if all its cells are."""
         body = [list(row) for row in rows]
         wrong = [row for row in body if len(row) != len(columns)]
         if wrong:

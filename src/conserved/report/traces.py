@@ -27,7 +27,7 @@ class Shade:
     trace: Mapping[str, Any]
 
     def sample(self, x: float, y: float) -> str:
-        """A short piece of it."""
+        """Return a short piece of it."""
         if self.trace.get("type", "scatter") != "scatter":
             return path(f"M{number(x + 3)},{number(y - 5)}h13v10h-13Z", f"fill:{self.colour}")
         drawn = ""
@@ -41,8 +41,8 @@ class Shade:
 
 
 def shades(data: Sequence[Mapping[str, Any]]) -> list[Shade]:
-    """The colour of every trace: its own, or the next of the page's."""
-    found, used = [], 0
+    """Return the colour of every trace: its own, or the next of the page's."""
+    result, used = [], 0
     for trace in data:
         line, marker = trace.get("line"), trace.get("marker")
         asked = (line if isinstance(line, Mapping) else {}).get("color")
@@ -51,8 +51,8 @@ def shades(data: Sequence[Mapping[str, Any]]) -> list[Shade]:
         if not chosen:
             chosen = f"var(--line-{used % 8 + 1})"
             used += 1
-        found.append(Shade(colour=chosen, trace=trace))
-    return found
+        result.append(Shade(colour=chosen, trace=trace))
+    return result
 
 
 def trace_marks(
@@ -140,11 +140,11 @@ def _thinned(points: list[tuple[float, float]], most: int = 700) -> list[tuple[f
 
 def _stepped(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Level at each point, with the steps half way between."""
-    found: list[tuple[float, float]] = []
+    result: list[tuple[float, float]] = []
     for here, after in zip(points, [*points[1:], points[-1]], strict=True):
         middle = (here[0] + after[0]) / 2
-        found += [here, (middle, here[1]), (middle, after[1])]
-    return found
+        result += [here, (middle, here[1]), (middle, after[1])]
+    return result
 
 
 def _symbol(trace: Mapping[str, Any]) -> str:
@@ -173,7 +173,7 @@ def _markers(
 
 
 def _said(trace: Mapping[str, Any], place: int, field: str = "y") -> str:
-    """What a mark is, when it is pointed at."""
+    """Return what a mark is, when it is pointed at."""
     texts, values = trace.get("text"), trace.get(field)
     own = texts[place] if isinstance(texts, Sequence) and not isinstance(texts, str) and place < len(texts) else ""
     value = values[place] if isinstance(values, Sequence) and place < len(values) else None
@@ -246,7 +246,7 @@ def _heatmap(trace: Mapping[str, Any], x: Scale, y: Scale) -> str:
 
 
 def _ramp(share: float) -> str:
-    """The colour of a share, between two steps of the page's ramp."""
+    """Return the colour of a share, between two steps of the page's ramp."""
     place = share * 4
     step = min(int(place), 3)
     return f"color-mix(in srgb, var(--ramp-{step + 1}) {100 * (place - step):.0f}%, var(--ramp-{step}))"

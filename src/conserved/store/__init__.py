@@ -10,19 +10,19 @@ from conserved.store.live_table import LiveTable
 from conserved.store.run_store import RunStore, SQLite, store_document
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import Entry, StepRecord
-from conserved.store.store_file import BrokenStore, RunTaken
+from conserved.store.store_file import BrokenStoreError, RunTakenError
 from conserved.store.tensorboard import TensorBoard
 from conserved.store.trackio import Trackio
 from conserved.store.wandb import WeightsAndBiases
 
 __all__ = [
-    "BrokenStore",
+    "BrokenStoreError",
     "Entry",
     "JsonLines",
     "LiveTable",
     "Run",
     "RunStore",
-    "RunTaken",
+    "RunTakenError",
     "SQLite",
     "Sink",
     "StepRecord",

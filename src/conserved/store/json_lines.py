@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
-from conserved.store.store_file import BrokenStore, FileMark, RunTaken, undamaged
+from conserved.store.store_file import BrokenStoreError, FileMark, RunTakenError, undamaged
 
 
 class JsonLines(Sink):
@@ -61,7 +61,7 @@ class JsonLines(Sink):
             self._file.write(f"{line}\n".encode())
             self._file.flush()
         except OSError as problem:
-            raise BrokenStore(f"{self.path} cannot be written: {problem.strerror or problem}.") from problem
+            raise BrokenStoreError(f"{self.path} cannot be written: {problem.strerror or problem}.") from problem
         self._end = self._file.tell()
 
     def _check_own(self) -> None:
@@ -72,7 +72,7 @@ class JsonLines(Sink):
             file.seek(self._end)
             added = file.read()
         if any(line.get("run") == self._run for line in _parsed(self.path, added)):
-            raise RunTaken(
+            raise RunTakenError(
                 f"Another writer is adding steps to the run {self._run!r} in {self.path}; this step is not written, so "
                 "that the two are not mixed. Give every run a name of its own with run=."
             )
@@ -91,7 +91,7 @@ def _parsed(path: Path, text: bytes) -> list[dict[str, Any]]:
     with undamaged(path):
         found = [json.loads(line) for line in text.split(b"\n")[:-1]]
     if not all(isinstance(line, dict) for line in found):
-        raise BrokenStore(f"{path} is damaged: not every line is an object.")
+        raise BrokenStoreError(f"{path} is damaged: not every line is an object.")
     return found
 
 

@@ -19,9 +19,9 @@ from conserved.alarm import Alarm
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import FIELDS, Entry, StepRecord
 from conserved.store.store_file import (
-    BrokenStore,
+    BrokenStoreError,
     FileMark,
-    RunTaken,
+    RunTakenError,
     Writer,
     connected,
     connected_to_write,
@@ -75,7 +75,7 @@ _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
 
 class RunStore:
-    """Reads a run store, also while others write to it; a damaged store raises a `BrokenStore` that names the file.
+    """Reads a run store, also while others write to it. A damaged store raises `BrokenStoreError` with the file.
 
     Args:
         path: the file of the store.
@@ -271,7 +271,7 @@ class RunStore:
 
     def _text(self, value: Any, what: str) -> str:
         if not isinstance(value, str):
-            raise BrokenStore(f"{self.path} is damaged: {what} is {type(value).__name__}, not text.")
+            raise BrokenStoreError(f"{self.path} is damaged: {what} is {type(value).__name__}, not text.")
         return value
 
     def _id(self, run: str) -> int:
@@ -313,7 +313,7 @@ class SQLite(Sink):
     """Writes a run store: one transaction per step, so that a killed process leaves whole steps only.
 
     A run has one writer. A second process that begins a run of the same name while the first still runs is refused. A
-    sink that loses its run in another way, as to a second monitor of one process, raises RunTaken at its next step.
+    sink that loses its run to a second monitor of the same process raises RunTakenError at its next step.
     """
 
     slow = True
@@ -413,7 +413,7 @@ class SQLite(Sink):
             return
         if self._late is not None:
             # The last step is what a run came to: it has all its rows.
-            with suppress(OSError, RunTaken), transaction(self._db, self.path) as db:
+            with suppress(OSError, RunTakenError), transaction(self._db, self.path) as db:
                 self._check_own(db)
                 self._write_rows(db, self._late)
         # A row that stays behind, as on a full disk, is recognised by its process having ended.
@@ -429,7 +429,7 @@ class SQLite(Sink):
         if found is None or not (other := Writer(*found)).elsewhere():
             return
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(other.since))
-        raise RunTaken(
+        raise RunTakenError(
             f"The run {self._name!r} in {self.path} is being written by process {other.process} since {since}. "
             "Close it, or give this run a name of its own with run=."
         )
@@ -438,7 +438,7 @@ class SQLite(Sink):
         found = db.execute("select process, token from writer where run = ?", (self._run,)).fetchone()
         if found is None or found[1] != self._writer.token:
             who = "by another writer, which has finished" if found is None else f"by a writer in process {found[0]}"
-            raise RunTaken(
+            raise RunTakenError(
                 f"The run {self._name!r} in {self.path} was taken over {who}; this step is not written, so that the "
                 "two are not mixed. Give every run a name of its own with run=."
             )

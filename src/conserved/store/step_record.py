@@ -115,7 +115,7 @@ class StepRecord:
         Returns:
             One entry per law.
         """
-        found = []
+        result = []
         width = len(FIELDS)
         laws, numbers = self.laws, self.numbers
         if above is not None:
@@ -124,7 +124,7 @@ class StepRecord:
             laws, numbers = [laws[place] for place in chosen.tolist()], numbers[chosen]
         for law, row in zip(laws, numbers.tolist(), strict=True):
             causes = dict(zip(self.causes, row[width:], strict=True))
-            found.append(
+            result.append(
                 Entry(
                     law=law.name,
                     step=self.step,
@@ -133,7 +133,7 @@ class StepRecord:
                     **dict(zip(FIELDS, row, strict=False)),
                 )
             )
-        return found
+        return result
 
     def column(self, name: str) -> list[float]:
         """One number of every law, in the order of `laws`: the one that FIELDS calls `name`."""
@@ -181,21 +181,21 @@ class StepRecord:
         Returns:
             By name, numbers by block and over all laws.
         """
-        found = {f"drift/{block or 'model'}": error for block, error in self.errors().items()}
-        found |= {f"cause/{cause}": amount for cause, amount in self._cause_sums().items()}
-        found |= {
+        result = {f"drift/{block or 'model'}": error for block, error in self.errors().items()}
+        result |= {f"cause/{cause}": amount for cause, amount in self._cause_sums().items()}
+        result |= {
             name if name == "loss" or name.startswith("audit/") else f"reading/{name}": value
             for name, value in self.readings.items()
         }
-        found["alarms"] = float(len(self.alarms))
+        result["alarms"] = float(len(self.alarms))
         entries, parts = self.entries(), ("observed", "first_order", "second_order", "residual")
         if entries:
-            found |= {f"largest/{name}": max(abs(getattr(entry, name)) for entry in entries) for name in parts}
-            found["largest/excess"] = max(entry.excess for entry in entries)
+            result |= {f"largest/{name}": max(abs(getattr(entry, name)) for entry in entries) for name in parts}
+            result["largest/excess"] = max(entry.excess for entry in entries)
         for entry in entries if laws else ():
-            found |= {f"{name}/{entry.law}": getattr(entry, name) for name in parts}
-            found[f"drift/{entry.law}"] = entry.error
-        return found
+            result |= {f"{name}/{entry.law}": getattr(entry, name) for name in parts}
+            result[f"drift/{entry.law}"] = entry.error
+        return result
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""

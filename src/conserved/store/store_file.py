@@ -29,11 +29,11 @@ _HINTS = {
 """What to do about SQLite's errors, by their codes."""
 
 
-class BrokenStore(InvalidInputError, OSError, sqlite3.DatabaseError):
+class BrokenStoreError(InvalidInputError, OSError, sqlite3.DatabaseError):
     """A run store cannot be read or written; the message names the file. It is SQLite's own error too, as ever."""
 
 
-class RunTaken(InvalidInputError, RuntimeError):
+class RunTakenError(InvalidInputError, RuntimeError):
     """Two writers have one run name."""
 
 
@@ -42,11 +42,11 @@ def named(path: Path) -> Iterator[None]:
     """Put the file's name into SQLite's errors, which say what is wrong and not with what."""
     try:
         yield
-    except BrokenStore:
+    except BrokenStoreError:
         raise
     except sqlite3.Error as problem:
         code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
-        raise BrokenStore(f"{path}: {problem}. {_HINTS.get(code, '')}".strip()) from problem
+        raise BrokenStoreError(f"{path}: {problem}. {_HINTS.get(code, '')}".strip()) from problem
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def undamaged(path: Path) -> Iterator[None]:
         with named(path):
             yield
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as problem:
-        raise BrokenStore(f"{path} is damaged ({type(problem).__name__}: {problem}).") from problem
+        raise BrokenStoreError(f"{path} is damaged ({type(problem).__name__}: {problem}).") from problem
 
 
 def connected(path: Path) -> sqlite3.Connection:
@@ -111,16 +111,16 @@ class FileMark:
         return FileMark(path, (found.st_dev, found.st_ino))
 
     def check(self) -> None:
-        """BrokenStore unless the path still means that file."""
+        """BrokenStoreError unless the path still means that file."""
         try:
             same = FileMark.of(self.path) == self
         except OSError:
-            raise BrokenStore(
+            raise BrokenStoreError(
                 f"{self.path} was deleted or moved while a run was being written to it, and the steps written since "
                 "cannot be found. Put it back and go on from a checkpoint, or begin a run in another file."
             ) from None
         if not same:
-            raise BrokenStore(
+            raise BrokenStoreError(
                 f"{self.path} was replaced by another file while a run was being written to it, and the steps written "
                 "since cannot be found. Go on from a checkpoint, or begin a run in another file."
             )

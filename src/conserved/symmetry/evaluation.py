@@ -51,5 +51,5 @@ class Evaluator(Protocol):
 
 def evaluator() -> Evaluator:
     """Return the one that the package provides."""
-    found: Evaluator = provided(SERVICE)
-    return found
+    result: Evaluator = provided(SERVICE)
+    return result

@@ -184,7 +184,7 @@ class Symmetry:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and files are of what it says, and not of the plan."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def moment_map(
         self,

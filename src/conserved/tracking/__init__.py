@@ -3,11 +3,11 @@
 from conserved.alarm import Alarm
 from conserved.boundary import Condition
 from conserved.store import (
-    BrokenStore,
+    BrokenStoreError,
     JsonLines,
     LiveTable,
     RunStore,
-    RunTaken,
+    RunTakenError,
     Sink,
     SQLite,
     TensorBoard,
@@ -21,7 +21,7 @@ from conserved.tracking.combination import Combination
 from conserved.tracking.monitor import Monitor
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
-from conserved.tracking.optimizer_watch import PrecisionChanged
+from conserved.tracking.optimizer_watch import PrecisionChangedError
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "STANDARD",
     "Alarm",
     "AngularMomentum",
-    "BrokenStore",
+    "BrokenStoreError",
     "Combination",
     "Condition",
     "Decay",
@@ -41,10 +41,10 @@ __all__ = [
     "Monitor",
     "MonitorConfig",
     "ParameterStep",
-    "PrecisionChanged",
+    "PrecisionChangedError",
     "Rule",
     "RunStore",
-    "RunTaken",
+    "RunTakenError",
     "SQLite",
     "Sink",
     "StepRecord",

@@ -13,7 +13,7 @@ Watchman = Callable[[StepRecord], Iterator[Alarm]]
 
 
 def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
-    """A law changed by more than its account and rounding explain, in this step.
+    """Yield a law changed by more than its account and rounding explain, in this step.
 
     Args:
         record: the record of the step.
@@ -43,7 +43,7 @@ def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
 
 
 def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
-    """The residuals of all steps together exceed the sum that rounding errors of either sign would reach.
+    """Yield the residuals of all steps together exceed the sum that rounding errors of either sign would reach.
 
     Args:
         record: the record of the latest step.
@@ -77,7 +77,7 @@ class Growth:
     factor: float
 
     def watch(self) -> Watchman:
-        """A function of the record that remembers the first value."""
+        """Return a function of the record that remembers the first value."""
         first: list[float] = []
 
         def look(record: StepRecord) -> Iterator[Alarm]:

@@ -25,19 +25,19 @@ class Combination:
 
     @staticmethod
     def of(tensor: Tensor) -> Combination:
-        """A combination of one tensor, with the coefficient 1."""
+        """Return a combination of one tensor, with the coefficient 1."""
         return Combination({id(tensor): (1.0, tensor)})
 
     def coefficient(self, tensor: Tensor) -> Scalar:
-        """The coefficient of a tensor; 0 if it does not occur."""
+        """Return the coefficient of a tensor; 0 if it does not occur."""
         return self.terms[id(tensor)][0] if id(tensor) in self.terms else 0.0
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that occur."""
+        """Return the tensors that occur."""
         return [tensor for _, tensor in self.terms.values()]
 
     def value(self) -> Tensor:
-        """The combination carried out, in at least float32."""
+        """Return the combination carried out, in at least float32."""
         total: Tensor | None = None
         for coefficient, tensor in self.terms.values():
             term = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * coefficient

@@ -23,8 +23,8 @@ class _Underway:
 
     @property
     def arrived(self) -> bool:
-        copies = [self.numbers, *(one for one in self.readings.values() if isinstance(one, HostCopy))]
-        return all(one.arrived for one in copies)
+        copies = [self.numbers, *(reading for reading in self.readings.values() if isinstance(reading, HostCopy))]
+        return all(copy.arrived for copy in copies)
 
 
 class Transfer:
@@ -46,15 +46,15 @@ class Transfer:
         )
 
     def receive(self, *, wait: bool = False) -> list[StepRecord]:
-        """The steps that have arrived; with `wait`, all of them."""
-        found = []
+        """Return the steps that have arrived; with `wait`, all of them."""
+        result = []
         while self._underway:
             first = self._underway[0]
             if not wait and not first.arrived:
                 break
             self._underway.popleft()
             numbers = torch.from_numpy(first.numbers.read().numpy()[self._places].astype(np.float64))
-            found.append(
+            result.append(
                 StepRecord(
                     step=first.step,
                     laws=self._laws,
@@ -67,4 +67,4 @@ class Transfer:
                     skipped=first.skipped,
                 )
             )
-        return found
+        return result

@@ -35,7 +35,7 @@ class Running:
     """The largest ‖U‖²/lr²: the C_L of equation (9)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, by name."""
+        """Return all of it, by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -95,7 +95,7 @@ class Scales:
         )
 
     def measured_against(self, stack: LawStack, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
-        """The same scales with the denominators of another reference."""
+        """Return the same scales with the denominators of another reference."""
         rows = [_denominators(stack, reference, symmetries[place].name) for place in stack.places]
         return replace(self, denominators=torch.stack(rows).to(self.denominators))
 
@@ -172,14 +172,14 @@ def close_step(
 
 
 def _by_law(account: StepAccount) -> Float[Tensor, " laws"]:
-    """The rate of every law."""
+    """Return the rate of every law."""
     if isinstance(account.rate, Tensor):
         return (torch.ones_like(account.law[:, :1]) * account.rate)[:, 0]
     return account.law.new_full((len(account.law),), account.rate)
 
 
 def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None) -> dict[str, Tensor]:
-    """What every cause did; the gradient is one where it may move a law, and so is clipping."""
+    """Return what every cause did; the gradient is one where it may move a law, and so is clipping."""
     first, gradient_term = dict(account.first), account.gradient_term
     if unclipped is not None:
         first["clipping"] = account.rate * (gradient_term - unclipped)

@@ -38,7 +38,7 @@ class LawAccount:
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        found: LawSet,
+        law_set: LawSet,
         *,
         where: Where | None,
         config: MonitorConfig,
@@ -47,7 +47,7 @@ class LawAccount:
         converted: Callable[[Sequence[str]], None],
     ) -> None:
         """`sampled` says whether the coming step is accounted for; `converted` is told of parameters of a new type."""
-        selection = Selection.of(model, optimizers, found, where, with_impostors=config.baselines)
+        selection = Selection.of(model, optimizers, law_set, where, with_impostors=config.baselines)
         self.laws, self.left_out = selection.laws, selection.left_out
         self._config, self._impostors = config, selection.impostors
         self._precision, self._behind = config.precision, False
@@ -82,7 +82,7 @@ class LawAccount:
         return self._ledger.account(lambda names: [Expansion.of(self.theta[name]) for name in names])
 
     def _measured(self, like: Sequence[Tensor]) -> list[Scales]:
-        """What changes are relative to and what rounding explains of them, with parameters as they are now."""
+        """Return what changes are relative to and what rounding explains of them, with parameters as they are now."""
         return [
             Scales.of(
                 stack,
@@ -142,7 +142,7 @@ class LawAccount:
         self.watch.clear()
 
     def settle(self) -> tuple[tuple[str, ...], Tensor]:
-        """The causes of the last step, and a row for every law: `FIELDS`, then what each cause did."""
+        """Return the causes of the last step, and a row for every law: `FIELDS`, then what each cause did."""
         if not self.watch.stepped:
             self._catch_up()
         accounts = self._ledger.account(lambda names: self.watch.expand(names, causes=self._config.causes))
@@ -183,11 +183,11 @@ class LawAccount:
         return drift_bounds(self._ledger, self._running, self.watch, self._impostors)
 
     def decay(self) -> list[Decay]:
-        """The decay law for every law whose legs decay alike."""
+        """Return the decay law for every law whose legs decay alike."""
         return decays(self._ledger, self._running, self.watch)
 
     def angular_momenta(self) -> list[AngularMomentum]:
-        """The angular momenta now, against those at the start."""
+        """Return the angular momenta now, against those at the start."""
         return angular_momenta(self.laws, self._momenta, self._momenta_now(), self.watch)
 
     def _momenta_now(self) -> dict[str, tuple[Tensor, Tensor]]:

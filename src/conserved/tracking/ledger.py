@@ -113,7 +113,7 @@ class _Steps:
     """By the identity of coefficients that many parameters share: how their tensors are paired, but for the tensors."""
 
     def paired(self, coefficients: Coefficients, *, linear: bool) -> Paired:
-        """How tensors with these coefficients are paired, θ after the step first, without the tensors."""
+        """Return how tensors with these coefficients are paired, θ after the step first, without the tensors."""
         found = self.known.get((id(coefficients), linear))
         if found is not None:
             return found[1]
@@ -208,11 +208,11 @@ class Ledger:
 
 def _side_by_side(held: Sequence[Sums]) -> list[Sums]:
     """Batches of the same legs as one, so that what follows is done once for all of them."""
-    if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
+    if len(held) == 1 or len({(len(sums.plus), len(sums.minus)) for sums in held}) > 1:
         return list(held)
 
     def joined(side: str) -> list[Tensor]:
-        return [torch.cat(legs, 1) for legs in zip(*(getattr(one, side) for one in held), strict=True)]
+        return [torch.cat(legs, 1) for legs in zip(*(getattr(sums, side) for sums in held), strict=True)]
 
     return [Sums(held[0].pairs, plus=joined("plus"), minus=joined("minus"), columns=joined("columns"))]
 
@@ -236,16 +236,16 @@ def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> T
 
 
 def _accounted(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
-    """The account of batches whose legs all step with the same coefficients."""
+    """Return the account of batches whose legs all step with the same coefficients."""
     products, weights = kind.products, pairs.weights
     held = _side_by_side(held)
-    forms = _cat([products.coordinates(products.polar(one.signed())) for one in held], 1)
+    forms = _cat([products.coordinates(products.polar(sums.signed())) for sums in held], 1)
     if kind.linear:
-        absolute = _cat([_added(one.columns) for one in held], 1)
+        absolute = _cat([_added(sums.columns) for sums in held], 1)
         sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
         steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
     else:
-        spread = _cat([products.squares(one.unsigned()) for one in held], 1)
+        spread = _cat([products.squares(sums.unsigned()) for sums in held], 1)
         sizes = spread[0]
         squared = pairs.combined(spread, {"moved": weights.second, "steepness": weights.steepness})
         moved = squared["moved"].sum(-1)
@@ -308,11 +308,11 @@ def rounding(stack: LawStack, symmetries: Sequence[Symmetry], theta: Tensors, dt
     3 ε of the parameters' type. Summing N products in the working type leaves 4 √N ε with overwhelming probability
     (Higham and Mary, 2019), in the law before and after and in the account.
     """
-    found = []
+    result = []
     for place in stack.places:
         symmetry = symmetries[place]
         stored = max(torch.finfo(theta[name].dtype).eps for name in symmetry.parameters)
         work = torch.finfo(working_dtype((theta[name].dtype for name in symmetry.parameters), dtype)).eps
         terms = sum(symmetry.kind.products.summands(leg.view.n, leg.view.m) for leg in symmetry.legs)
-        found.append(3 * stored + 4 * sqrt(terms) * work)
-    return found
+        result.append(3 * stored + 4 * sqrt(terms) * work)
+    return result

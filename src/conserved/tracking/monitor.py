@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from conserved.alarm import Alarm
-from conserved.auditing import GradientsDoNotConserve
+from conserved.auditing import GradientsDoNotConserveError
 from conserved.auditing.backward_pass import layout_with
 from conserved.boundary import LAWS, Boundary
-from conserved.inference import FirstCall, NoExample
+from conserved.inference import FirstCall, NoExampleError
 from conserved.inference.live import FirstCallsOfParts, forget_model, in_parts, parts_of
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
@@ -48,7 +48,7 @@ from conserved.tracking.status_lines import announced, closing_line, opening_lin
 from conserved.tracking.step_watch import StepWatch
 from conserved.tracking.time_budget import LEAST, SHARE_ON_CPU, SHARE_ON_GPU, TimeBudget, check_budget
 from conserved.tracking.trained_parameters import Signature, orphan_alarm, signature
-from conserved.tracking.watched_laws import NoLaw, Where, optimizers_of, selector, unwrapped
+from conserved.tracking.watched_laws import NoLawError, Where, optimizers_of, selector, unwrapped
 from conserved.tracking.watching_cost import FIRST
 
 LOGGER = logging.getLogger("conserved")
@@ -118,7 +118,7 @@ class Monitor(RunResults):
             budget: the share of the time of the run that the monitor may take, audits, account, hooks and storing
                 together; by default 0.01 on an accelerator and 0.05, or 2 ms a step if that is more, on a CPU. It does
                 not cover reading the laws, once, nor a cadence that is given as a number.
-            stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
+            stop: whether to raise GradientsDoNotConserveError before a step whose gradients are refuted.
             run: the name of the run in its sinks; by default the date and time.
             config: all further settings.
 
@@ -137,7 +137,7 @@ class Monitor(RunResults):
         self._called, self._optimizers = model, optimizers_of(optimizer)
         self._config, self._where, self._loss = config, where, loss
         self._boundary = Boundary(
-            strict=config.strict, passing=(GradientsDoNotConserve,) if stop else (), logs=_writes()
+            strict=config.strict, passing=(GradientsDoNotConserveError,) if stop else (), logs=_writes()
         )
         self._agreement: RankAgreement | None = None
         """How processes that hold pieces of one parameter agree on what they compute together."""
@@ -304,7 +304,7 @@ class Monitor(RunResults):
                 sampled=self._sampled,
                 converted=self._go_on_converted,
             )
-        except NoLaw as reason:
+        except NoLawError as reason:
             # A model without laws is watched for what needs none: gradients that are missing or not finite.
             self._boundary.turn_off(LAWS, str(reason))
         else:
@@ -400,7 +400,7 @@ class Monitor(RunResults):
         assert self._first is not None
         self._first.look_for_compiled()
         if not self._first.listens_elsewhere and self._steps.gradient_mark() is None:
-            with suppress(NoExample):
+            with suppress(NoExampleError):
                 self._infer()
                 return
         self._within = optimizer
@@ -448,7 +448,7 @@ class Monitor(RunResults):
             return
         if self._stop and alarms:
             self._records.raise_at_once(alarms)
-            raise GradientsDoNotConserve(found)
+            raise GradientsDoNotConserveError(found)
         self._held += alarms
 
     def _notice_order(self) -> None:
@@ -576,7 +576,7 @@ class Monitor(RunResults):
         elif self._unseen >= _UNSEEN:
             self._infer()
         elif not self._first.listens_elsewhere and self._steps.gradient_mark() is None:
-            with suppress(NoExample):
+            with suppress(NoExampleError):
                 self._infer()
 
     def _settle(self, accounted: bool) -> None:

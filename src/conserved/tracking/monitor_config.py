@@ -34,8 +34,8 @@ class MonitorConfig:
         layout: where the pieces of parameters are, by patterns of names, for stacks that leave no trace on parameters;
             as for `conserved.audit`.
         compare: whether gradients are also compared, row by row, with those of the pass in reference form (eager, wider
-            precision) at the first audited step and then as the budget allows. It sees what no law spans, takes several
-            passes, and in half precision may call a right kernel imprecise.
+            precision) at the first audited step and then as the budget allows. It sees what no law spans. It takes
+            several passes. If something differs, weights move by their spacing for a pass and are put back bit by bit.
         repair: whether gradients that the same pass does not give again are replaced by those of the replay before the
             optimizer uses them, so that a bit flip costs one pass and not the run.
         strict: whether an error inside the monitor is raised in the training loop instead of turning a part of it off.
@@ -56,7 +56,7 @@ class MonitorConfig:
     strict: bool = False
 
     def under(self, precision: torch.dtype | None) -> MonitorConfig:
-        """The same settings for backward passes in another precision.
+        """Return the same settings for backward passes in another precision.
 
         Args:
             precision: the precision of autocast, if there is one.

@@ -31,8 +31,8 @@ class LossObjective:
     def note_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Keep the ends of the graph of a pass, until the loss of the step is known; a forward hook."""
         if not self._seen and torch.is_grad_enabled() and not being_followed():
-            leaves = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.grad_fn is not None]
-            self._outputs = [*self._outputs, *(one.grad_fn for one in leaves)][-_PASSES_KEPT:]
+            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+            self._outputs = [*self._outputs, *(leaf.grad_fn for leaf in leaves)][-_PASSES_KEPT:]
 
     def sees_more(self, loss: Any, model: nn.Module) -> bool:
         """Return whether the loss reaches parameters on another way than through the outputs of the model.

@@ -60,14 +60,14 @@ class Update:
     rate: Scalar = 0.0
 
     def total(self) -> Combination:
-        """The whole update U."""
+        """Return the whole update U."""
         return sum(self.parts.values(), self.rate * self.gradient)
 
 
 def _weight_decay(group: Mapping[str, Any]) -> Scalar | None:
     """λ of a parameter group, as most optimizers call it."""
-    found: Scalar | None = group.get("weight_decay")
-    return found
+    result: Scalar | None = group.get("weight_decay")
+    return result
 
 
 def _never(group: Mapping[str, Any]) -> bool:
@@ -162,7 +162,7 @@ def register_rule(
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
-    """The rule by which an optimizer's steps are read.
+    """Return the rule by which an optimizer's steps are read.
 
     Args:
         optimizer: any optimizer.
@@ -213,8 +213,8 @@ def _sgd_is_plain(group: Mapping[str, Any]) -> bool:
 
 
 def _sgd_momentum(group: Mapping[str, Any]) -> Scalar | None:
-    found: Scalar | None = group["momentum"] if group["momentum"] and not group["nesterov"] else None
-    return found
+    result: Scalar | None = group["momentum"] if group["momentum"] and not group["nesterov"] else None
+    return result
 
 
 def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
@@ -227,7 +227,7 @@ def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
 
 
 def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
-    """What Adam's averages, begun at zero, are too small by: m̂ = m/c₁ and √v̂ = √v/c₂."""
+    """Return what Adam's averages, begun at zero, are too small by: m̂ = m/c₁ and √v̂ = √v/c₂."""
     count = _number(step.state["step"]) if step.count is None else step.count
     beta1, beta2 = step.group["betas"]
     return 1 - beta1**count, (1 - beta2**count) ** 0.5
@@ -306,7 +306,7 @@ def _muon(step: ParameterStep) -> Update:
 
 
 def _present(**parts: Combination) -> dict[str, Combination]:
-    """Those parts that are there at all."""
+    """Return those parts that are there at all."""
     return {cause: part for cause, part in parts.items() if part.terms}
 
 
@@ -318,7 +318,7 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def _number(step: Tensor | float) -> Scalar:
-    """An optimizer's step count; as it is where reading it would wait for the device."""
+    """Return an optimizer's step count; as it is where reading it would wait for the device."""
     if isinstance(step, Tensor):
         return step.to(torch.float64) if step.device.type != "cpu" else float(step)
     return float(step)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.boundary import Boundary
+from conserved.errors import ConservedError
 from conserved.symmetry import Tensors
 from conserved.tracking.combination import Combination, Scalar
 from conserved.tracking.optimizer_rules import ParameterStep, Rule, Update, rule_of
@@ -24,7 +25,7 @@ ACCOUNT = "account"
 """The stage that accounts for every step."""
 
 
-class PrecisionChanged(RuntimeError):
+class PrecisionChangedError(ConservedError, RuntimeError):
     """Parameters were converted to another type, and their optimizer's state was not; the message says what to do."""
 
 
@@ -129,12 +130,12 @@ class OptimizerWatch:
         return watched.sums[group]
 
     def descends_plainly(self, name: str) -> bool:
-        """Whether a parameter is stepped by gradient descent and nothing else."""
+        """Return whether a parameter is stepped by gradient descent and nothing else."""
         watched, options = self._owner(name)
         return watched.rule.plain(options)
 
     def buffer_of(self, name: str) -> Tensor | None:
-        """The buffer of a parameter under heavy-ball momentum, None where there is none."""
+        """Return the buffer of a parameter under heavy-ball momentum, None where there is none."""
         watched, options = self._owner(name)
         if watched.rule.momentum(options) is None:
             return None
@@ -142,7 +143,7 @@ class OptimizerWatch:
         return buffer if isinstance(buffer, Tensor) else None
 
     def optimizer_sums(self) -> list[list[GroupSums]]:
-        """All sums, by optimizer and group, to be saved."""
+        """Return all sums, by optimizer and group, to be saved."""
         return [watched.sums for watched in self._watched]
 
     def missed(self) -> str:
@@ -170,7 +171,7 @@ class OptimizerWatch:
             watched.moved = set()
 
     def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
-        """The last steps of some parameters."""
+        """Return the last steps of some parameters."""
         found: dict[str, Expansion] = {}
         groups: dict[Hashable, list[str]] = defaultdict(list)
         for name in names:
@@ -196,7 +197,7 @@ class OptimizerWatch:
         return Expansion.of(parameter, Update(gradient=-gradient if uphill else gradient, rate=0.0))
 
     def gradient_norm(self) -> Tensor:
-        """The norm of all watched gradients together, without waiting for the device."""
+        """Return the norm of all watched gradients together, without waiting for the device."""
         gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
         present = [gradient.detach() for gradient in gradients if gradient is not None]
         if not present:
@@ -212,7 +213,7 @@ class OptimizerWatch:
         return torch.linalg.vector_norm(torch.stack([norm.to(whole_norms[0].device) for norm in whole_norms]))
 
     def _expansions(self, names: Sequence[str], *, causes: bool) -> Iterator[tuple[str, Expansion]]:
-        """The steps of parameters of one group that an optimizer moved."""
+        """Yield the steps of parameters of one group that an optimizer moved."""
         watched, group = self._place[names[0]]
         every = [*self._steps(watched, group, names)]
         alike: dict[Hashable, list[int]] = defaultdict(list)
@@ -227,7 +228,7 @@ class OptimizerWatch:
             yield from zip(map(names.__getitem__, places), found, strict=True)
 
     def _steps(self, watched: _Watched, group: int, names: Sequence[str]) -> Iterator[ParameterStep]:
-        """What an optimizer did to parameters of one group."""
+        """Yield what an optimizer did to parameters of one group."""
         parameters = [*map(self._theta.__getitem__, names)]
         states = [*map(watched.optimizer.state.__getitem__, parameters)]
         counts = self._counts(watched, names, [state.get("step") for state in states])
@@ -279,7 +280,7 @@ class OptimizerWatch:
         return expansion, tuple(role_of[origin] for origin in expansion.origins) if watched.rule.uniform else ()
 
     def _counts(self, watched: _Watched, names: Sequence[str], stored: Sequence[Any]) -> list[float | None]:
-        """The number of steps of each parameter, as far as it is known without waiting for a device."""
+        """Return the number of steps of each parameter, as far as it is known without waiting for a device."""
         here = {*map(type, stored)} == {Tensor} and not any(map(remote, stored))
         if here and all(count.numel() == 1 for count in stored):
             return [*map(float, stored)]
@@ -305,7 +306,7 @@ class OptimizerWatch:
         return watched.rule.keeps(options)
 
     def _owner(self, name: str) -> tuple[_Watched, dict[str, Any]]:
-        """The optimizer that steps a parameter, and its options for it."""
+        """Return the optimizer that steps a parameter, and its options for it."""
         watched, group = self._place[name]
         return watched, watched.optimizer.param_groups[group]
 
@@ -334,7 +335,7 @@ class OptimizerWatch:
                     "optimizer.load_state_dict(optimizer.state_dict()) convert the averages, or train under autocast."
                 )
                 if self._boundary.strict:
-                    raise PrecisionChanged(message)
+                    raise PrecisionChangedError(message)
                 self._boundary.remark("precision", message)
                 return
         if changed:
@@ -399,17 +400,17 @@ def _running(optimizer: Optimizer) -> int:
 
 
 def remote(tensor: Tensor) -> bool:
-    """Whether reading a number from the tensor would wait for a device."""
+    """Return whether reading a number from the tensor would wait for a device."""
     return tensor.device.type != "cpu"
 
 
 def _kept(value: Any) -> Any:
-    """A hyperparameter as it is now: schedulers change tensors in place."""
+    """Return a hyperparameter as it is now: schedulers change tensors in place."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _unless(skipped: Tensor, update: Update, parameter: Tensor) -> Update:
-    """The update, or nothing if the optimizer found infinities; decided on the device."""
+    """Return the update, or nothing if the optimizer found infinities; decided on the device."""
     masked: dict[int, Tensor] = {id(parameter): torch.where(skipped > 0, 0.0, parameter.detach())}
 
     def mask(combination: Combination) -> Combination:

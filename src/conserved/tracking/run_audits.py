@@ -216,7 +216,7 @@ class Audits:
         self._pass.begin(args, kwargs)
 
     def before_step(self, step: int) -> Audit | None:
-        """The audit of the gradients that step number `step` is about to use, if it is time for one."""
+        """Return the audit of the gradients that step number `step` is about to use, if it is time for one."""
         groups = self._signature()
         if groups != self._groups:
             self._groups = groups
@@ -226,13 +226,13 @@ class Audits:
             return None
         self._wait()
         began = time.perf_counter()
-        found = self._audited(step, passes)
-        if found is None:
+        result = self._audited(step, passes)
+        if result is None:
             self._last = None
         else:
             self._timed(step, began, time.perf_counter())
         self._why, self.last_step = "", step
-        return found
+        return result
 
     def due(self, step: int) -> bool:
         """Return whether the gradients of step number `step` are audited."""
@@ -265,7 +265,9 @@ class Audits:
         gauge = None if self._mixed else self._gauge
         self.disarm()
         self._gauge, self._mixed = None, False
-        if any(bool(torch.as_tensor(getattr(one, "found_inf", None) or 0.0) > 0) for one in self._optimizers):
+        if any(
+            bool(torch.as_tensor(getattr(optimizer, "found_inf", None) or 0.0) > 0) for optimizer in self._optimizers
+        ):
             # A scaler found infinities; a fused optimizer will leave everything as it is.
             return None
         used = self._precision or (coarsest(*self._seen) if self._seen else None)
@@ -276,11 +278,11 @@ class Audits:
             look = partial(look, layout=self._layout)
             # Legs are measured once, and again where limits are: what an audit can see changes slowly.
             look = partial(look, known=self._diagnoses, sized=not self.series, peaks=self._peaks)
-            found = look(gauge=gauge, reference=self._compares(began))
-            if found.gauge is not None and not self.joint and _of_another_pass(found):
-                found = look()
-            self._note_comparison(found, step, began)
-            if self._repair and replay is not None and passes == 1 and alone() and _irreproducible(found):
+            result = look(gauge=gauge, reference=self._compares(began))
+            if result.gauge is not None and not self.joint and _of_another_pass(result):
+                result = look()
+            self._note_comparison(result, step, began)
+            if self._repair and replay is not None and passes == 1 and alone() and _irreproducible(result):
                 self._redo(replay, step)
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
@@ -290,11 +292,11 @@ class Audits:
             return None
         finally:
             self._pass.clear()
-        self._remember(found)
-        self._note_rounding(found, step)
-        self.last = found
-        self.series.append(_entry(found, step, time.perf_counter() - began, self._why or "regular"))
-        return found
+        self._remember(result)
+        self._note_rounding(result, step)
+        self.last = result
+        self.series.append(_entry(result, step, time.perf_counter() - began, self._why or "regular"))
+        return result
 
     def _redo(self, replay: RecordedPass, step: int) -> None:
         """Write the gradients of the same pass, run again, over those that it did not give twice."""
@@ -367,7 +369,7 @@ class Audits:
             del self._diagnoses[name]
 
     def _signature(self) -> tuple[Any, ...]:
-        """What parameters optimizers step, in which precision."""
+        """Return what parameters optimizers step, in which precision."""
         return tuple(
             (len(group["params"]), tuple({p.dtype for p in group["params"]}))
             for optimizer in self._optimizers
@@ -376,18 +378,18 @@ class Audits:
 
 
 def _irreproducible(found: Audit) -> bool:
-    """Whether gradients were not those of their pass, for the first time: a loop that changes them means to."""
+    """Return whether gradients were not those of their pass, for the first time: a loop that changes them means to."""
     origins = {diagnosis.origin for diagnosis in found.diagnoses.values()}
     return bool(found.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
 
 
 def _compiled(model: nn.Module) -> bool:
-    """Whether a part of a model is compiled, in place or by a module around it."""
+    """Return whether a part of a model is compiled, in place or by a module around it."""
     return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
 
 
 def _of_another_pass(found: Audit) -> bool:
-    """Whether attention saw gradients that are not finite, and parameters have none: a step that was skipped."""
+    """Return whether attention saw gradients that are not finite, and parameters have none: a step that was skipped."""
     assert found.gauge is not None
     infinite = any(not math.isfinite(row.residual) for row in found.gauge.rows)
     return infinite and all(item.trouble != "not finite" for item in found.findings)
@@ -416,7 +418,7 @@ def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:
 
 
 def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
-    """What is wrong with the gradients of a step, one alarm for each defect.
+    """Yield what is wrong with the gradients of a step, one alarm for each defect.
 
     Laws of one family, and laws that share a parameter with them, are broken by one defect as far as anyone can tell.
     """
@@ -516,7 +518,7 @@ def _needs_others(model: nn.Module, laws: LawSet) -> str:
 
 
 def _without_data_parallel(model: nn.Module) -> nn.Module:
-    """The module inside data-parallel wrappers: a replay must not reduce gradients over processes."""
+    """Return the module inside data-parallel wrappers: a replay must not reduce gradients over processes."""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
     return model
@@ -544,11 +546,11 @@ def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str)
 
 
 def _said(rows: Sequence[Row]) -> str:
-    """The worst identity in words: the law, by how much, between which rows, and what would mend it."""
+    """Return the worst identity in words: the law, by how much, between which rows, and what would mend it."""
     worst = rows[0]
     between = " and ".join(worst.where[:4]) + (f" and {len(worst.where) - 4} more" if len(worst.where) > 4 else "")
     text = (
         f"The gradient identity of {worst.name} does not hold: residual {worst.residual:.3g}, {worst.excess:.3g} times "
         f"what rounding explains ({worst.tolerance:.3g}). It stands between {between}."
     )
-    return " ".join([text, *(f"{one[0].upper()}{one[1:]}." for one in worst.suggests)])
+    return " ".join([text, *(f"{suggest[0].upper()}{suggest[1:]}." for suggest in worst.suggests)])

@@ -43,7 +43,7 @@ class RunRecords:
         self.run, self.started = run, False
         self.alarms = RaisedAlarms(logs=logs)
         self._sinks = [BackgroundSink(sink) if sink.slow else sink for sink in sinks]
-        self._rules = [one.watch() if isinstance(one, Growth) else one for one in config.alarms]
+        self._rules = [alarm.watch() if isinstance(alarm, Growth) else alarm for alarm in config.alarms]
         self._config, self._boundary, self._kept = config, boundary, kept
         self._account: LawAccount | None = None
         self._transfer = self._lawless = Transfer((), [])
@@ -89,7 +89,7 @@ class RunRecords:
             self._write(record)
 
     def _raised(self, record: StepRecord, audits: Audits | None) -> Iterable[Alarm]:
-        """The alarms of a record, with their causes where an audit names them."""
+        """Return the alarms of a record, with their causes where an audit names them."""
         seen: list[Alarm] = []
         for number, rule in enumerate(self._rules):
             name = getattr(rule, "__name__", str(number))

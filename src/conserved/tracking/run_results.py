@@ -18,7 +18,7 @@ from conserved.tracking import run_summary
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.run_audits import AUDIT, AuditEntry, Audits
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
-from conserved.tracking.watched_laws import NoLaw, unwrapped
+from conserved.tracking.watched_laws import NoLawError, unwrapped
 
 if TYPE_CHECKING:
     from conserved.inference import FirstCall
@@ -94,7 +94,7 @@ class RunResults:
         if self._known is None and self._first is not None:
             self._infer()
         if self._known is None:
-            raise NoLaw(self.state)
+            raise NoLawError(self.state)
         return self._known
 
     @property
@@ -148,7 +148,7 @@ class RunResults:
         return self._steps.stepped
 
     def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
-        """The account of the steps in memory.
+        """Return the account of the steps in memory.
 
         Args:
             law: the name of one law; by default all.
@@ -186,7 +186,7 @@ class RunResults:
         return {} if self._lawless else self._account.errors(parameters, by)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
+        """Return the records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
 
         Args:
             path: a file to write: .html (a page that needs no network), .png, .svg or .pdf. By default nothing is
@@ -201,7 +201,7 @@ class RunResults:
         return draw(tuple(self.records), self.audits, self.alarms, path)
 
     def summary(self) -> str:
-        """Where the run stands: alarms first, then the last audit and the drift."""
+        """Return where the run stands: alarms first, then the last audit and the drift."""
         return run_summary.summary(self)
 
     def __str__(self) -> str:
@@ -212,7 +212,7 @@ class RunResults:
         return f"<Monitor: {known}, {self.count} steps, {len(self.audits)} audits, {len(self.alarms)} alarms>"
 
     def _repr_html_(self) -> str:
-        """The summary for notebooks, alarms first."""
+        """Return the summary for notebooks, alarms first."""
         return run_summary.panel(self)
 
     def bounds(self) -> list[DriftBound]:
@@ -220,7 +220,7 @@ class RunResults:
         return [] if self._lawless else self._account.bounds()
 
     def decay(self) -> list[Decay]:
-        """The decay law e^{−2λt} for every law whose legs decay alike."""
+        """Return the decay law e^{−2λt} for every law whose legs decay alike."""
         return [] if self._lawless else self._account.decay()
 
     def angular_momenta(self) -> list[AngularMomentum]:

@@ -19,8 +19,8 @@ def summary(monitor: RunResults) -> str:
     if monitor.waiting:
         return "\n".join([*lines, "The laws are not known yet: they are read off the first forward pass."])
     if last is not None:
-        refuted = sum(one.status == Status.REFUTED for one in audits)
-        left_open = sum(not one.conclusive and one.status != Status.REFUTED for one in audits)
+        refuted = sum(audit.status == Status.REFUTED for audit in audits)
+        left_open = sum(not audit.conclusive and audit.status != Status.REFUTED for audit in audits)
         lines.append(
             f"{len(audits)} audits, {refuted} refuted, {left_open} not conclusive; the last in step "
             f"{audits[-1].step}: {last.badge}, largest residual {audits[-1].excess:.2g} of what rounding explains"
@@ -34,7 +34,7 @@ def summary(monitor: RunResults) -> str:
 
 
 def panel(monitor: RunResults) -> str:
-    """The summary for notebooks, alarms first."""
+    """Return the summary for notebooks, alarms first."""
     last = monitor.last_audit
     parts = [html.paragraph(str(alarm)) for alarm in monitor.alarms] or [html.paragraph("no alarms", quiet=True)]
     if last is not None:

@@ -74,7 +74,7 @@ def opening_line(monitor: Monitor, optimizers: list[Optimizer], autocast: Iterab
 
 
 def _watched(monitor: Monitor) -> list[str]:
-    """The laws, the share of parameters they hold, and the error that a typical one would show."""
+    """Return the laws, the share of parameters they hold, and the error that a typical one would show."""
     laws = monitor.laws
     if not len(laws):
         return [monitor.state]
@@ -114,10 +114,10 @@ def closing_line(monitor: Monitor) -> str:
 
 
 def _trained(model: nn.Module, optimizers: list[Optimizer]) -> str:
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     every = list(model.parameters())
     trained = [p for p in every if p.requires_grad]
-    names = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+    names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
     count = sum(id(p) in held for p in trained)
     holds = f"{names} holds {'all' if count == len(trained) else count}"
     return f"trains {len(trained)} of {len(every)} tensors, {holds}"
@@ -137,8 +137,8 @@ def _decayed(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
     vectors = {id(p) for p in model.parameters() if p.ndim < 2 and p.requires_grad}
     found = Counter(
         id(p) in vectors
-        for one in optimizers
-        for group in one.param_groups
+        for optimizer in optimizers
+        for group in optimizer.param_groups
         if group.get("weight_decay")
         for p in group["params"]
     )

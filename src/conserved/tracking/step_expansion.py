@@ -61,7 +61,7 @@ class Coefficients:
         return self.before, self.total, tuple(self.parts.items()), self.gradient, self.rate
 
     def weights(self, *, linear: bool) -> StepWeights:
-        """What each quantity of the account weighs every slot with."""
+        """Return what each quantity of the account weighs every slot with."""
         point = [-2 * a for a in self.before]
 
         def first(direction: Sequence[Scalar]) -> SlotWeights:
@@ -125,7 +125,7 @@ class Expansion:
         return [Expansion(own, coefficients, origins, self.made or gathered) for own in sources]
 
     def shifted(self, offset: float) -> Expansion:
-        """The same step of θ + c; see `Coefficients.shifted`."""
+        """Return the same step of θ + c; see `Coefficients.shifted`."""
         sources = (*self.sources, torch.full_like(self.sources[0], offset))
         return Expansion(sources, self.coefficients.shifted(), self.origins, self.made)
 
@@ -141,7 +141,7 @@ class StepWeights:
     """The squared size of the gradient."""
 
     def slots(self) -> tuple[Slot, ...]:
-        """Every slot that occurs, that of the law itself first."""
+        """Return every slot that occurs, that of the law itself first."""
         used: dict[Slot, None] = {(0, 0): None}
         for weights in (self.gradient_term, self.second, self.steepness, *self.first.values()):
             used |= dict.fromkeys(weights)
@@ -154,9 +154,9 @@ def _nonzero(weights: Mapping[Slot, Scalar]) -> SlotWeights:
 
 def _paired(left: Sequence[Scalar], right: Sequence[Scalar]) -> SlotWeights:
     """Σ_ij a_i b_j p(B_i, B_j)."""
-    found: SlotWeights = {}
+    slot_weights: SlotWeights = {}
     for i, a in enumerate(left):
         for j, b in enumerate(right):
             slot = (min(i, j), max(i, j))
-            found[slot] = found.get(slot, 0.0) + a * b
-    return _nonzero(found)
+            slot_weights[slot] = slot_weights.get(slot, 0.0) + a * b
+    return _nonzero(slot_weights)

@@ -101,7 +101,7 @@ class StepWatch:
         self._step_versions = self.versions()
 
     def moved_without_step(self) -> bool:
-        """Whether parameters changed since the last step though no optimizer stepped, as in compiled steps."""
+        """Return whether parameters changed since the last step though no optimizer stepped, as in compiled steps."""
         return not self.stepped and self._step_versions not in (None, self.versions())
 
     def notice_foreign_gradients(self) -> bool:
@@ -122,7 +122,7 @@ class StepWatch:
         self._early = None if self.stepped else self.gradient_mark()
 
     def called_too_early(self) -> bool:
-        """Whether an optimizer now uses gradients that `Monitor.step()` has seen before any step; asked once."""
+        """Return whether an optimizer now uses gradients that `Monitor.step()` has seen before any step; asked once."""
         early, self._early = self._early, None
         return early is not None and early == self.gradient_mark()
 
@@ -136,7 +136,7 @@ class StepWatch:
         return tuple(p._version for p in islice(self._held(), _SAMPLED))
 
     def _held(self) -> Iterator[Tensor]:
-        return (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+        return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
 
     def _count_pass(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() and not being_followed():

@@ -105,7 +105,7 @@ def drift_bounds(
 
 
 def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> list[Decay]:
-    """The decay law for every law whose legs decay alike, by a rate that is known, in the order of the laws."""
+    """Return the decay law for every law whose legs decay alike, by a rate that is known, in the order of the laws."""
     found: dict[int, Decay] = {}
     for stack, kept in zip(ledger.stacks, running, strict=True):
         weights = stack.kind.products.multiplicities(stack.n, stack.m).to(kept.reference)
@@ -127,14 +127,14 @@ def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> lis
 def momenta(
     laws: LawSet, theta: Tensors, watch: OptimizerWatch, dtype: torch.dtype | None
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """A = anti μ(θ, b) and the size of its terms, for every law all of whose legs have momentum buffers."""
+    """Return a = anti μ(θ, b) and the size of its terms, for every law all of whose legs have momentum buffers."""
     buffers = {name: buffer for name in theta if (buffer := watch.buffer_of(name)) is not None}
     turning = laws.select(lambda s: all(name in buffers for name in s.parameters))
     sources = Point(theta), Direction(buffers)
     with torch.no_grad():
         values, bounds = (
             turning.plan.evaluate(read, [(0, 1)], dtype=dtype).values()
-            for read in (sources, [Magnitudes(one) for one in sources])
+            for read in (sources, [Magnitudes(source) for source in sources])
         )
         return {
             symmetry.name: (part, torch.linalg.vector_norm(bound))
@@ -146,11 +146,11 @@ def momenta(
 def angular_momenta(laws: LawSet, start: Momenta, now: Momenta, watch: OptimizerWatch) -> list[AngularMomentum]:
     """Every angular momentum against what A_k = A_0 Π m_i makes of its start; a run begins with none."""
     norm = torch.linalg.vector_norm
-    found = []
+    result = []
     for name, (value, size) in now.items():
         first = start[name][0].to(value) if name in start else torch.zeros_like(value)
         factor = float(watch.sums_of(laws[name].parameters[0]).damped)
-        found.append(
+        result.append(
             AngularMomentum(
                 law=name,
                 start=float(norm(first)),
@@ -159,4 +159,4 @@ def angular_momenta(laws: LawSet, start: Momenta, now: Momenta, watch: Optimizer
                 error=float(norm(value - factor * first)) / float(size) if float(size) else 0.0,
             )
         )
-    return found
+    return result

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved.errors import ConservedError
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
 
@@ -17,7 +18,7 @@ Where = str | Iterable[str] | Callable[[Symmetry], bool]
 """Which laws to watch: patterns of their names, such as "layers.0.*", or a function that says yes or no."""
 
 
-class NoLaw(ValueError):
+class NoLawError(ConservedError, ValueError):
     """There is no law to watch, and the message says why."""
 
 
@@ -34,7 +35,12 @@ class Selection:
         model: nn.Module, optimizers: Sequence[Optimizer], laws: LawSet, where: Where | None, *, with_impostors: bool
     ) -> Selection:
         """Laws that `where` selects and all of whose parameters some optimizer steps."""
-        held = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
+        held = {
+            id(parameter)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         theta = _bound(model, laws, held)
         outside = {name for name, parameter in theta.items() if id(parameter) not in held}
         wanted = laws.select(selector(where))
@@ -45,7 +51,7 @@ class Selection:
             if outside & set(symmetry.parameters)
         )
         if not len(stepped):
-            raise NoLaw(_why_none(model, laws, wanted, held))
+            raise NoLawError(_why_none(model, laws, wanted, held))
         false = stepped.baselines().symmetries if with_impostors else ()
         return Selection(
             laws=LawSet(symmetries=(*stepped, *false), parameters=theta, dropped=left_out),
@@ -55,7 +61,7 @@ class Selection:
 
 
 def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
-    """The tensors the laws speak of: their own if an optimizer steps them, else the model's of the same name.
+    """Return the tensors the laws speak of: their own if an optimizer steps them, else the model's of the same name.
 
     Sharding a model replaces its parameters, and laws that were read off before hold the old ones.
     """
@@ -73,7 +79,7 @@ def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside wrappers that keep its parameters: data parallel, compiled, averaged."""
+    """Return the model inside wrappers that keep its parameters: data parallel, compiled, averaged."""
     while True:
         inner = model._modules.get("_orig_mod") or model._modules.get("module")
         if inner is None or len(model._modules) != 1:

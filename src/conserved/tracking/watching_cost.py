@@ -57,6 +57,6 @@ class WatchingCost:
 
 
 def _usual(times: Sequence[float]) -> float:
-    """The mean without both ends: where steps have two lengths, a median would be one of them."""
+    """Return the mean without both ends: where steps have two lengths, a median would be one of them."""
     out = int(_ENDS * len(times))
     return mean(sorted(times)[out : len(times) - out])

@@ -245,7 +245,7 @@ def _header(file: Path) -> dict[str, _Place]:
             listed: dict[str, Any] = json.loads(opened.read(length))
         except (ValueError, RecursionError) as problem:
             raise UnmovableError(f"{file} is not a safetensors file: {problem}.") from problem
-    found = {}
+    result = {}
     for name, entry in listed.items():
         if name == "__metadata__":
             continue
@@ -257,8 +257,8 @@ def _header(file: Path) -> dict[str, _Place]:
         bad = code in TYPES and last - first != prod(shape) * TYPES[code].itemsize
         if not 0 <= first <= last <= size - 8 - length or bad:
             raise UnmovableError(f"{file}: {name} does not lie within the file.")
-        found[name] = _Place(file, 8 + length + first, last - first, shape, code)
-    return found
+        result[name] = _Place(file, 8 + length + first, last - first, shape, code)
+    return result
 
 
 def _copied(folder: Path, into: Path) -> Path:

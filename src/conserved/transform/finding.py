@@ -17,7 +17,7 @@ from conserved.transform.moving import ABOUT_GRADIENTS
 
 
 def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
-    """The symmetries of a model's function in use.
+    """Return the symmetries of a model's function in use.
 
     Laws of training differ from them in three ways: a frozen parameter may be moved like any other, and so may a row of
     padding, which is looked up though it gets no gradient; dropout and batch statistics are out of the way (the model
@@ -33,21 +33,23 @@ def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
         The symmetries, for `move`, `equalize`, `align` and `canonical`.
 
     Raises:
-        NoExample: there are no inputs, and the model does not say how it is called.
+        NoExampleError: there are no inputs, and the model does not say how it is called.
     """
     # Solving for symmetries needs scipy, which those who only move weights need not load.
     from conserved.inference import recognize
 
     with as_a_function(model):
-        found = recognize(model, *args, **kwargs)
-    return replace(found, symmetries=tuple(one for one in found.symmetries if one.family not in ABOUT_GRADIENTS))
+        laws = recognize(model, *args, **kwargs)
+    return replace(
+        laws, symmetries=tuple(symmetry for symmetry in laws.symmetries if symmetry.family not in ABOUT_GRADIENTS)
+    )
 
 
 def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    """The call that was given or, where none was, the first that the model can be run with."""
+    """Return the call that was given or, where none was, the first that the model can be run with."""
     if args or kwargs:
         return Call(args, kwargs)
-    from conserved.inference.examples import NoExample, example_inputs
+    from conserved.inference.examples import NoExampleError, example_inputs
 
     for made, named in example_inputs(model):
         try:
@@ -56,7 +58,9 @@ def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
             continue
         return Call(made, named)
-    raise NoExample(f"How {type(model).__name__} is called cannot be guessed. Pass example inputs as it is called.")
+    raise NoExampleError(
+        f"How {type(model).__name__} is called cannot be guessed. Pass example inputs as it is called."
+    )
 
 
 @contextmanager
@@ -89,7 +93,7 @@ def as_a_function(model: nn.Module) -> Iterator[None]:
 
 
 def _is_plain(table: nn.Embedding) -> bool:
-    """Whether a table is looked up as torch does it, and nothing has been put in the way."""
+    """Return whether a table is looked up as torch does it, and nothing has been put in the way."""
     return type(table).forward is nn.Embedding.forward and "forward" not in vars(table)
 
 

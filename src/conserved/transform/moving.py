@@ -116,7 +116,7 @@ def move(
 def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[Symmetry, Tensor]]:
     """Symmetries with checked elements; names are looked up."""
     known = {symmetry.name: symmetry for symmetry in (laws.symmetries if isinstance(laws, LawSet) else laws)}
-    found = []
+    result = []
     for key, element in elements.items():
         if not isinstance(key, str | Symmetry):
             raise UnmovableError(f"Elements are given by symmetries or their names; got {key!r}.")
@@ -127,8 +127,8 @@ def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[
                 + (f" ({listed})." if known else ". Pass laws=conserved.recognize(model, *inputs).")
             )
         symmetry = known[key] if isinstance(key, str) else key
-        found.append((symmetry, validate_element(symmetry, element)))
-    return found
+        result.append((symmetry, validate_element(symmetry, element)))
+    return result
 
 
 def sharing_tensors(
@@ -298,23 +298,23 @@ class Weights:
 
     def rounded(self, name: str, moved: Tensor, dtype: torch.dtype) -> Tensor:
         """A moved tensor in the precision it is stored in; refused if numbers left its range, above or below."""
-        found = moved.to(dtype)
-        if not bool(torch.isfinite(found).all()):
+        result = moved.to(dtype)
+        if not bool(torch.isfinite(result).all()):
             if not bool(torch.isfinite(self.read(name)).all()):
                 raise UnmovableError(f"{name} has entries that are not finite; nothing of its group was written.")
             raise UnmovableError(f"Moving {name} leaves the range of {dtype}; nothing of its group was written.")
         limits = torch.finfo(dtype)
-        if torch.count_nonzero(found) < torch.count_nonzero(moved):
+        if torch.count_nonzero(result) < torch.count_nonzero(moved):
             former = self.read(name).abs()
-            for axis in range(found.ndim):
-                others = [d for d in range(found.ndim) if d != axis]
+            for axis in range(result.ndim):
+                others = [d for d in range(result.ndim) if d != axis]
                 now, before = (t.abs().amax(others) if others else t.abs() for t in (moved, former))
                 if bool(((now > 0) & (16 * now < before) & (now < 4 * limits.tiny * limits.eps)).any()):
                     raise UnmovableError(
                         f"Moving {name} makes some of it too small for {dtype}, which would round it to nearly "
                         "nothing; nothing of its group was written."
                     )
-        return found
+        return result
 
     def write(self, work: Mapping[str, Tensor]) -> None:
         """Round and write tensors that belong together, unless one of them left the range of its precision."""

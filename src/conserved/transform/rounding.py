@@ -40,7 +40,7 @@ class Noise:
         return Noise(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def improves(self, other: Noise, rounded: str) -> bool:
-        """Whether what is rounded is less noisy than in another.
+        """Return whether what is rounded is less noisy than in another.
 
         Where weights and inputs are both rounded, in as many bits, their noises add up. Otherwise nothing may get
         noisier: neither way of rounding weights, nor inputs unless it is known that they are not rounded.
@@ -67,7 +67,7 @@ def reader_noise(name: str, weight: Float[Tensor, "..."], sizes: ChannelSizes) -
 
 
 def maker_noise(leg: Leg, weight: Float[Tensor, "..."], sizes: ChannelSizes, shares: Float[Tensor, " units"]) -> Noise:
-    """The noise in the channels that a weight makes, each relative to its own signal.
+    """Return the noise in the channels that a weight makes, each relative to its own signal.
 
     Channels of the leg count by their shares in what is made of them; other outputs of the weight, which a larger step
     would harm, count alike.

@@ -5,6 +5,6 @@ from conserved.optional import require
 require("flint", "A claim")
 
 from conserved_papers.claims.claim_record import Claim, Outcome
-from conserved_papers.claims.registry import NoSuchClaim, claim, claims, outcomes, register, run
+from conserved_papers.claims.registry import NoSuchClaimError, claim, claims, outcomes, register, run
 
-__all__ = ["Claim", "NoSuchClaim", "Outcome", "claim", "claims", "outcomes", "register", "run"]
+__all__ = ["Claim", "NoSuchClaimError", "Outcome", "claim", "claims", "outcomes", "register", "run"]

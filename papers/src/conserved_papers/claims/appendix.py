@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from conserved_papers.claims.claim_record import Claim
-from conserved_papers.claims.passages import DOCUMENTS, Sentence, sentences, shown
+from conserved_papers.claims.passages import DOCUMENTS, Sentence, format_lines, sentences
 from conserved_papers.claims.registry import Record, claims, records
 from conserved_papers.claims.typeset import typeset
 
@@ -127,7 +127,7 @@ def lines_page(document: str, first: int, last: int) -> str:
 def _row(sentence: Sentence) -> str:
     judged = ", ".join(map(appendix_link, sentence.codes)) if sentence.codes else f"*{sentence.reason}*"
     words = typeset(sentence.words).replace("|", "\\|")
-    return f"| {shown(sentence.lines).split(' ', 1)[1]} | {words} | {judged} |\n"
+    return f"| {format_lines(sentence.lines).split(' ', 1)[1]} | {words} | {judged} |\n"
 
 
 def appendix_link(code: str) -> str:

@@ -39,10 +39,10 @@ def scalar_attention(x: Sequence[Fraction | int], w: Fraction | int = 1, v: Frac
 
 
 def surely_differs(a: BallMatrix, b: BallMatrix) -> bool:
-    """Whether some entries are proved to be different."""
+    """Return whether some entries are proved to be different."""
     return any(not bool((p - q).contains(0)) for p, q in zip(a.ravel(), b.ravel(), strict=True))
 
 
 def number(ball: Any) -> float:
-    """The middle of a ball."""
+    """Return the middle of a ball."""
     return float(ball.mid())

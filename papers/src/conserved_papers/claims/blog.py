@@ -17,7 +17,7 @@ from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.blocks import DecoderLM, ReluAttention
 from conserved_papers.claims.certified import Build, Parameters, Quantities, all_laws, laws_hold
 from conserved_papers.claims.descents import exponent, flow
-from conserved_papers.claims.judging import answered, by_steps, held, judged, refuted
+from conserved_papers.claims.judging import answer, by_steps, confirm, decide, refute
 from conserved_papers.claims.polynomials import Letters, Matrix, fractions, identical
 from conserved_papers.claims.registry import claim
 from conserved_papers.lab.data.embedded import VOCABULARY, sequences
@@ -33,7 +33,7 @@ def norm_difference(theta: Parameters, *, sign: float = -1.0) -> Tensor:
 
 
 def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) -> list[tuple[str, bool]]:
-    """The two lines that prove the law for every size, width and loss."""
+    """Return the two lines that prove the law for every size, width and loss."""
     points = [Fraction(n, 3) for n in range(-6, 7)]
     scales = all(relu(s * z) == s * relu(z) for z in points for s in (Fraction(1, 2), Fraction(2), Fraction(7)))
     s, r, v = Letters(s=(), r=(), v=())
@@ -87,12 +87,12 @@ def norm_law_in_steps(*, advance: Callable[[Fraction, Fraction], tuple[Fraction,
         before, now = (w * w - v * v) / 2, (after[0] ** 2 - after[1] ** 2) / 2
         if before != now:
             data = {"X": 1, "W_QK": w, "W_V": v, "y": 0, "step": "1/2"}
-            return refuted(
+            return refute(
                 "Gradient flow is meant: a step of size τ changes it by τ²/2 (‖∇_QK‖² − ‖∇_V‖²).",
                 Evidence(what="½w² − ½v² before and after one step", value=f"{before} and {now}", proof=True),
                 witness=Witness(data=data, claimed=f"{before}", found=f"{now}", numpy=DESCENT),
             )
-    return held("It is unchanged.", Evidence(what="starts", value="equal", samples=2))
+    return confirm("It is unchanged.", Evidence(what="starts", value="equal", samples=2))
 
 
 def activations() -> Iterator[tuple[Letters, Matrix, Matrix, Any]]:
@@ -111,8 +111,8 @@ def _loss(error: Matrix) -> Any:
 
 def pattern_gradient(x: Matrix, v: Matrix, error: Matrix, mask: Matrix) -> Matrix:
     """Xᵀ diag(δ) relu(sign S) diag(X W_V) X."""
-    found: Matrix = x.T @ (error * mask * (x @ v).T) @ x
-    return found
+    matrix: Matrix = x.T @ (error * mask * (x @ v).T) @ x
+    return matrix
 
 
 PATTERNS = "at two tokens and d = 2, all 16 patterns of active scores"
@@ -143,7 +143,7 @@ ValueFormula = Callable[[Matrix, Matrix, Matrix], Matrix]
 
 
 def value_gradient(formula: ValueFormula, witness: Witness | None = None) -> Verdict:
-    """Whether a formula of X, relu(S) and δ is the gradient in W_V."""
+    """Return whether a formula of X, relu(S) and δ is the gradient in W_V."""
     same = all(
         identical(letters.gradient(_loss(error), "V"), formula(letters["X"], active, error))
         for letters, _, active, error in activations()
@@ -208,7 +208,7 @@ def initialisation(*, build: Callable[[], nn.Module] = relu_attention) -> Verdic
         difference = seen[:, 0] - seen[:, 1]
         worst = max(worst, float((difference - difference[0]).abs().max() / seen[0].sum()))
         slack = min(slack, float((seen[:, 0] - difference[0]).min()))
-    return judged(
+    return decide(
         worst < 1e-4 and slack > -1e-4,
         "The difference stays where it starts, and the bound holds.",
         "The difference moves.",
@@ -236,7 +236,7 @@ def regularisation(*, penalty: float = 1.0) -> Verdict:
         first, middle, last = float(seen[0]), float(seen[20]), float(seen[-1])
         shown.append(f"{first:.2f} → {middle:.2f} → {last:.2f}")
         least = min(least, abs(last / first - 1))
-    return judged(
+    return decide(
         least > 0.05,
         "A penalty on W_QK moves W_V, from every start that was tried.",
         "W_V does not move.",
@@ -333,19 +333,19 @@ def transformer_coupling(*, plus: tuple[str, str] = ("qk", "v")) -> Verdict:
             optimizer.step()
         drift.append(float((watch(dict(model.named_parameters())).detach() - start).norm()))
     order = exponent(sizes, drift)
-    found = judged(
+    found = decide(
         order < 0.3,
         "The drift does not depend on the step: the flow itself changes the difference.",
         "The drift vanishes with the step.",
         Evidence(what="order of the drift in the step, below 0.3 (a law has 1)", value=order, limit=0.3, samples=3),
         Evidence(what="drift at the smallest step", value=drift[-1]),
     )
-    return answered("Not this one: with softmax each of Q, K and V, O has a law of its own (paper.T4.3).", found)
+    return answer("Not this one: with softmax each of Q, K and V, O has a law of its own (paper.T4.3).", found)
 
 
 @claim("blog.Q2")
 def softmax_law(*, build: Callable[[], nn.Module] = SoftmaxAttention) -> Verdict:
-    return answered("None: nothing is conserved.", all_laws(build, (5, 3), None, size=SIZE))
+    return answer("None: nothing is conserved.", all_laws(build, (5, 3), None, size=SIZE))
 
 
 class ReluHeads(nn.Module):
@@ -367,7 +367,7 @@ def head_norm_differences(theta: Parameters) -> Tensor:
 @claim("blog.Q3")
 def heads_complete(*, quantities: Quantities = head_norm_differences) -> Verdict:
     found = all_laws(ReluHeads, (5, 3), quantities, size="two heads of d = 3")
-    return answered("Not at all: each head keeps its own ‖W_h‖² − ‖V_h‖², and there is no further law.", found)
+    return answer("Not at all: each head keeps its own ‖W_h‖² − ‖V_h‖², and there is no further law.", found)
 
 
 def scalar_relu(w: Fraction, v: Fraction, x: Fraction) -> Fraction:
@@ -385,6 +385,4 @@ def functional_coupling(*, attention: Callable[[Fraction, Fraction, Fraction], A
         ("relu(W_QK x²) x W_V is 6 relu(x²) x for (W_QK, W_V) = (1, 6) and (2, 3), nine inputs as fractions", same),
         scope="by an example",
     )
-    return answered(
-        "No: one function has every ratio of norms; the law says where on that curve training stays.", found
-    )
+    return answer("No: one function has every ratio of norms; the law says where on that curve training stays.", found)

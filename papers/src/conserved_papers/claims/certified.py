@@ -35,7 +35,7 @@ from conserved.certificates.form import Form
 from conserved.certificates.proof import departure, proved_by_argument, random_fields
 from conserved.inference import recognize
 from conserved.verdict import Evidence, Verdict, Witness
-from conserved_papers.claims.judging import held, judged, refuted
+from conserved_papers.claims.judging import confirm, decide, refute
 from conserved_papers.claims.polynomials import Matrix, fractions, rank
 
 Build = Callable[[], nn.Module]
@@ -106,10 +106,10 @@ def laws_hold(
         what = f"quantities that some field changes, by balls that exclude zero, {size}"
         evidence = Evidence(what=what, value=f"{len(moved)} of {len(forms)}", limit="0", proof=True)
         message = f"Not all of them are conserved: some data changes {len(moved)} of {len(forms)}."
-        return refuted(message, evidence, witness=witness)
+        return refute(message, evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
-        return held("The listed quantities are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
+        return confirm("The listed quantities are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
     return Verdict(status=Verdict.INCONCLUSIVE, message="Neither an argument nor a counterexample was found.")
 
 
@@ -136,14 +136,16 @@ def all_laws(
         if quantities is not None and not proved(contents, forms):
             return laws_hold(build, shape, quantities, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
-        exactly = f"Exactly {independent} independent law{plural} of" if independent else "There is no law of"
+        exactly = (
+            f"Exactly {independent} independent law{plural} of" if independent else "There is no nonconstant law of the"
+        )
         typed = typed_laws(build, shape, forms, contents, loss) if forms else None
         scope = f"the laws by rules that name no size, that there are no others at {size}" if typed else f"at {size}"
         message = f"{exactly} {found.parameters} parameters."
-        return held(message, at_most, listed, scope=scope, beside=(typed,) if typed else ())
+        return confirm(message, at_most, listed, scope=scope, beside=(typed,) if typed else ())
     short = independent < found.at_most
     message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
-    return refuted(message, at_most, listed, witness=witness)
+    return refute(message, at_most, listed, witness=witness)
 
 
 def typed_laws(
@@ -191,7 +193,7 @@ def constraints_characterise(
     good = proof and fields + solutions == found.parameters
     if found.verdict != Verdict.PROVED:
         return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
-    return judged(
+    return decide(
         good,
         "The solutions are exactly the complement of the gradient fields.",
         "The solutions are not the complement of the gradient fields.",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict, Witness
 from conserved_papers.claims.judging import ALL_SIZES, ARGUED
-from conserved_papers.claims.passages import Passage, passage, shown
+from conserved_papers.claims.passages import Passage, format_lines, passage
 
 ClaimCheck = Callable[..., Verdict]
 """Called without arguments. Its keyword arguments are what the claim is about: a model, a formula, a bound."""
@@ -168,7 +168,7 @@ class Outcome:
             **record_of(claim, "code title statement"),
             "latex": [*claim.latex, *claim.own_latex],
             **record_of(claim, "conditions hypotheses source whose place"),
-            "lines": shown(where.lines) if where.lines else "",
+            "lines": format_lines(where.lines) if where.lines else "",
             "fingerprint": where.fingerprint,
             **record_of(verdict, "status scope"),
             "standing": self.standing.value,

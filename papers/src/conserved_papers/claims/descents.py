@@ -21,12 +21,12 @@ StepSizes = Callable[[int], float]
 
 
 def constant(size: float) -> StepSizes:
-    """The same step size throughout."""
+    """Return the same step size throughout."""
     return lambda _: size
 
 
 def scattered(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A block with all weights of size one or so, where gradients are not small."""
+    """Return a block with all weights of size one or so, where gradients are not small."""
     torch.manual_seed(seed)
     model = build().double()
     with torch.no_grad():
@@ -119,7 +119,7 @@ def _watched(model: nn.Module, watch: Watch) -> Tensor:
 
 
 def exponent(x: Sequence[float | int], y: Sequence[float]) -> float:
-    """The p of y ∝ x^p, by least squares; NaN if some y is zero."""
+    """Return the p of y ∝ x^p, by least squares; NaN if some y is zero."""
     return math.nan if min(y) <= 0 else fits.exponent(x, y)
 
 

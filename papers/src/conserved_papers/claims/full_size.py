@@ -40,13 +40,13 @@ def runs_that_count(runs: Sequence[LongRun]) -> dict[str, LongRun]:
 
 
 def summary_of(runs: Sequence[LongRun], fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What claims are told of the runs: steps, the share of the bound, exponents by window, and energy fields.
+    """Return what claims are told of the runs: steps, the share of the bound, exponents by window, and energy fields.
 
     Args:
         runs: Long runs, several of a recipe where they differ in arithmetic.
         fields: Rows that describe energy fields at some of their steps.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, run in runs_that_count(runs).items():
         t = run.trajectory
         laws = {}
@@ -61,62 +61,62 @@ def summary_of(runs: Sequence[LongRun], fields: Sequence[Mapping[str, Any]]) -> 
                     "in_squares": [round(fit.value, 2) for fit in exponents if fit is not None],
                 }
         rows = [row for row in fields if row["recipe"] == name]
-        found[name] = {"steps": t.steps, "planned": t.planned, "products": run.arithmetic.products, "laws": laws}
+        result[name] = {"steps": t.steps, "planned": t.planned, "products": run.arithmetic.products, "laws": laws}
         if rows:
-            found[name]["fields"] = {
+            result[name]["fields"] = {
                 "rows": len(rows),
                 "participation": min(row["participation"] for row in rows),
                 "gaussian": min(row["gaussian_participation"] for row in rows),
                 "coherence": max(row["coherence"] / row["gaussian_coherence"] for row in rows),
             }
-    return found
+    return result
 
 
 def _share(quantity: Quantity) -> float:
-    """The largest part of the bound (9) that the error (10) reached at a recorded step."""
+    """Return the largest part of the bound (9) that the error (10) reached at a recorded step."""
     return max(error / bound for error, bound in zip(quantity.mean, quantity.bound or (), strict=True) if bound > 0)
 
 
 @cache
 def stored() -> dict[str, Any]:
-    """The summary that lies in the package."""
+    """Return the summary that lies in the package."""
     text = files("conserved_papers.claims").joinpath("long_runs.json").read_text(encoding="utf-8")
     summary: dict[str, Any] = json.loads(text)
     return summary
 
 
 def share_of_bound(recipe: str, families: Sequence[str]) -> Evidence:
-    """The largest share of the bound (9) that laws reached in a stored run."""
+    """Return the largest share of the bound (9) that laws reached in a stored run."""
     share = max(stored()[recipe]["laws"][family]["share"] for family in families)
     return Evidence(what=f"largest share of the bound (9), {_run(recipe)}", value=share, limit=1.0)
 
 
 def within_bound(recipe: str, families: Sequence[str]) -> bool:
-    """Whether all of these laws kept within the bound (9) in a stored run."""
+    """Return whether all of these laws kept within the bound (9) in a stored run."""
     return all(stored()[recipe]["laws"][family]["share"] <= 1 for family in families)
 
 
 def in_squares(recipe: str, family: str) -> list[float]:
     """Exponents of the second-order drift in Σ τ_i², early, in the middle and late in a stored run."""
-    found: list[float] = stored()[recipe]["laws"][family]["in_squares"]
-    return found
+    result: list[float] = stored()[recipe]["laws"][family]["in_squares"]
+    return result
 
 
 def second_order(recipe: str, family: str) -> Evidence:
-    """How the drift that exact steps make grew in a stored run."""
+    """Return how the drift that exact steps make grew in a stored run."""
     found = ", ".join(f"{value:.2f}" for value in stored()[recipe]["laws"][family]["in_squares"])
     what = f"exponent of Σ τ_i² μ(G_i, G_i) in Σ τ_i², {family}, early, in the middle and late, {_run(recipe)}"
     return Evidence(what=what, value=found)
 
 
 def drifted(recipe: str, family: str) -> Evidence:
-    """How far a law went in a stored run."""
+    """Return how far a law went in a stored run."""
     what = f"relative drift, gradients in {ARITHMETIC[stored()[recipe]['products']]}, {_run(recipe)}"
     return Evidence(what=what, value=stored()[recipe]["laws"][family]["drift"])
 
 
 def spread() -> list[Evidence]:
-    """How evenly fields were spread, and how coherent keys were, along the stored runs."""
+    """Return how evenly fields were spread, and how coherent keys were, along the stored runs."""
     fields = [run["fields"] for run in stored().values() if "fields" in run]
     count = sum(found["rows"] for found in fields)
     where = "along stored runs at the paper's sizes, medians over heads"
@@ -130,7 +130,7 @@ def spread() -> list[Evidence]:
 
 @cache
 def trained_encoder() -> dict[str, Any]:
-    """What `benchmarks/delocalisation.py` found in the heads of a trained encoder, eight texts of 256 tokens."""
+    """Return what `benchmarks/delocalisation.py` found in the heads of a trained encoder, eight texts of 256 tokens."""
     text = files("conserved_papers.claims").joinpath("trained_encoder.json").read_text(encoding="utf-8")
     summary: dict[str, Any] = json.loads(text)
     return summary

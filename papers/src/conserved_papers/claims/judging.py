@@ -12,7 +12,7 @@ ARGUED = "argued"
 """Begins the scope of a proof with a step in words."""
 
 
-def held(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Evidence] = ()) -> Verdict:
+def confirm(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Evidence] = ()) -> Verdict:
     """The claim holds: proved if every piece of evidence it needs is a proof, verified otherwise.
 
     Args:
@@ -34,7 +34,7 @@ def held(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Ev
     return Verdict(status=status, message=message, evidence=(*evidence, *beside), scope=scope)
 
 
-def refuted(message: str, *evidence: Evidence, witness: Witness | None = None) -> Verdict:
+def refute(message: str, *evidence: Evidence, witness: Witness | None = None) -> Verdict:
     """The claim does not hold.
 
     Args:
@@ -48,7 +48,7 @@ def refuted(message: str, *evidence: Evidence, witness: Witness | None = None) -
     return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence, witness=witness)
 
 
-def judged(
+def decide(
     good: bool,
     says: str,
     otherwise: str,
@@ -57,7 +57,7 @@ def judged(
     scope: str = "",
     beside: Sequence[Evidence] = (),
 ) -> Verdict:
-    """`held` or `refuted`, by the result of a check.
+    """`confirm` or `refute`, by the result of a check.
 
     Args:
         good: whether the claim stood the check.
@@ -72,8 +72,8 @@ def judged(
         The verdict.
     """
     if good:
-        return held(says, *evidence, scope=scope, beside=beside)
-    return refuted(otherwise, *evidence, *beside, witness=witness)
+        return confirm(says, *evidence, scope=scope, beside=beside)
+    return refute(otherwise, *evidence, *beside, witness=witness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ def by_steps(
     evidence = [_step(step) for step in steps]
     good = all(isinstance(step, InWords) or step[1] for step in steps)
     if not good:
-        return refuted(otherwise, *evidence, *beside, witness=witness)
+        return refute(otherwise, *evidence, *beside, witness=witness)
     if all(item.proof for item in evidence):
-        return held(says, *evidence, scope=scope, beside=beside)
-    return held(says, *evidence, scope=f"{ARGUED}, {scope}", beside=beside)
+        return confirm(says, *evidence, scope=scope, beside=beside)
+    return confirm(says, *evidence, scope=f"{ARGUED}, {scope}", beside=beside)
 
 
 def _step(step: JudgedStep) -> Evidence:
@@ -125,26 +125,26 @@ def _step(step: JudgedStep) -> Evidence:
     return Evidence(what=text, value=None if good else "fails", proof=good)
 
 
-def answered(answer: str, found: Verdict) -> Verdict:
-    """The verdict on a question.
+def answer(says: str, verdict: Verdict) -> Verdict:
+    """Return the verdict on a question.
 
     Args:
-        answer: the answer in a sentence.
-        found: the verdict on the statement that supports it.
+        says: the answer in a sentence.
+        verdict: the verdict on the statement that supports it.
 
     Returns:
         ANSWERED with the evidence and its strength; if the support does not hold, its own verdict with a note.
     """
-    if not found.holds:
-        return replace(found, message=f"The answer is not supported. {found.message}")
+    if not verdict.holds:
+        return replace(verdict, message=f"The answer is not supported. {verdict.message}")
     # The scope keeps its case: "at L = 2, 4, 8" is a formula.
-    strength = f"{found.status.value} ({found.scope})" if found.scope else found.status.value
-    strength = f"{strength}: {found.message}" if found.message else strength
-    return Verdict(status=Verdict.ANSWERED, message=f"{answer} ({strength})", evidence=found.evidence)
+    strength = f"{verdict.status.value} ({verdict.scope})" if verdict.scope else verdict.status.value
+    strength = f"{strength}: {verdict.message}" if verdict.message else strength
+    return Verdict(status=Verdict.ANSWERED, message=f"{says} ({strength})", evidence=verdict.evidence)
 
 
 def together(*verdicts: Verdict, says: str = "", otherwise: str = "") -> Verdict:
-    """A verdict on several parts that are all needed: as strong as the weakest.
+    """Return a verdict on several parts that are all needed: as strong as the weakest.
 
     Args:
         *verdicts: the verdicts on the parts.

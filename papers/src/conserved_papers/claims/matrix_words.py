@@ -54,11 +54,11 @@ class Words:
         return self._map(lambda word: _rewritten(word, rules))
 
     def without(self, letter: str) -> Words:
-        """The sum without the words in which a letter occurs: what is left if that matrix is zero."""
+        """Return the sum without the words in which a letter occurs: what is left if that matrix is zero."""
         return Words({word: f for word, f in self.terms.items() if letter not in word and letter + "'" not in word})
 
     def trace(self) -> Words:
-        """What the trace sees: each word as the least of its rotations and their transposes."""
+        """Return what the trace sees: each word as the least of its rotations and their transposes."""
         return self._map(lambda word: min(_same_trace(word)))
 
     def _map(self, change: Callable[[Word], Word]) -> Words:
@@ -78,7 +78,7 @@ class Words:
 
 
 def transposed(word: Word) -> Word:
-    """The transpose of a product."""
+    """Return the transpose of a product."""
     return tuple(letter[:-1] if letter.endswith("'") else letter + "'" for letter in reversed(word))
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from conserved.attention import NaturalAttention
 from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.claims.balls import BallMatrix, number, scalar_attention, surely_differs
-from conserved_papers.claims.judging import by_steps, held, judged, refuted
+from conserved_papers.claims.judging import by_steps, confirm, decide, refute
 from conserved_papers.claims.matrix_words import Words, matrices
-from conserved_papers.claims.polynomials import Letters, fractions, identical, written
+from conserved_papers.claims.polynomials import Letters, format_matrix, fractions, identical
 from conserved_papers.claims.registry import claim, claims
 
 
@@ -31,7 +31,7 @@ def stochastic(*, weights: Callable[[Tensor], Tensor] = lambda logits: logits.so
             shaped &= layer(x).shape == x.shape
         worst = max(worst, float((matrix.sum(-1) - 1).abs().max()))
         least = min(least, float(matrix.min()))
-    return judged(
+    return decide(
         worst < 1e-14 and least > 0 and shaped,
         "Rows are positive and sum to one.",
         "Rows are not probability distributions.",
@@ -53,9 +53,9 @@ def column_sums(*, axis: int = 0) -> Verdict:
     found = weights.sum(axis=axis)
     good = all(value == 1 for value in found)
     what = "sums of the rows (1/4, 3/4), (1/4, 3/4) over that index"
-    witness = Witness(data={"A": written(weights)}, claimed="(1, 1)", found=written(found), numpy=COLUMNS)
-    evidence = Evidence(what=what, value=written(found), limit="(1, 1)", proof=True)
-    return judged(
+    witness = Witness(data={"A": format_matrix(weights)}, claimed="(1, 1)", found=format_matrix(found), numpy=COLUMNS)
+    evidence = Evidence(what=what, value=format_matrix(found), limit="(1, 1)", proof=True)
+    return decide(
         good,
         "They do.",
         "Rows sum to one, so the sum runs over the second index.",
@@ -111,7 +111,7 @@ def sharper_energy_bound(
             samples += 1
         layer, x = NaturalAttention(3).double(), torch.eye(3, dtype=torch.float64)
         attained = float(layer.energy(x).square().sum() / bound(layer, x))
-    return judged(
+    return decide(
         over <= 1 + 1e-12 and above <= 1 + 1e-12 and abs(attained - 1) < 1e-12,
         "It holds in every case, is below the note's, and is an equality for X = 1.",
         "The bound fails, exceeds the note's, or is not attained.",
@@ -152,17 +152,19 @@ def scale_invariance(*, attention: Callable[[Sequence[Fraction]], BallMatrix] = 
         before, after = attention(x), attention([alpha * e for e in x])
         if surely_differs(before, after):
             found = f"A(αX) = {number(after[0]):g}, A(X) = {number(before[0]):g}"
-            shown.append(f"X = {written(fractions(x))}, α = {alpha}: {found}")
-            data = {"X": written(fractions(x)), "W": 1, "α": alpha}
+            shown.append(f"X = {format_matrix(fractions(x))}, α = {alpha}: {found}")
+            data = {"X": format_matrix(fractions(x)), "W": 1, "α": alpha}
             witness = witness or Witness(data=data, claimed="A(αX) = A(X)", found=found, numpy=SCALED)
     if witness:
-        return refuted(
+        return refute(
             "softmax does not see a shift of its logits. It sees a factor, and so do the values.",
             Evidence(what="inputs whose outputs lie in disjoint balls", value=f"{len(shown)} of 6", proof=True),
             Evidence(what="the last of them, first output", value=shown[-1]),
             witness=witness,
         )
-    return held("No scaling changes the output.", Evidence(what="pairs (X, α)", samples=2 * len(cases), value="equal"))
+    return confirm(
+        "No scaling changes the output.", Evidence(what="pairs (X, α)", samples=2 * len(cases), value="equal")
+    )
 
 
 SHARPENED = """\
@@ -186,7 +188,7 @@ def softmax_scale(
     evidence = Evidence(what=what, value=" and ".join(shown), proof=True)
     good = once == twice
     says, otherwise = "Doubling the logits changes nothing.", "A factor sharpens or flattens the weights."
-    return judged(good, says, otherwise, evidence, witness=witness, scope="for two logits")
+    return decide(good, says, otherwise, evidence, witness=witness, scope="for two logits")
 
 
 @claim("note.T4.corrected")
@@ -221,7 +223,7 @@ def rigorous(*, results: Sequence[str] = RESULTS) -> Verdict:
     standing = [code for code in results if claims(code)[0].check().holds]
     data = {"A": "uniform, L = 2", "token": 2, "η": 1}
     found = "Lemma 10 and Theorem 12, among others, have counterexamples"
-    return judged(
+    return decide(
         len(standing) == len(results),
         "All of them stand.",
         "Most of them have counterexamples.",

@@ -12,7 +12,7 @@ import torch
 
 from conserved.attention import NaturalAttention, NaturalDescent
 from conserved.verdict import Evidence, Verdict, Witness
-from conserved_papers.claims.judging import by_steps, held, judged, refuted
+from conserved_papers.claims.judging import by_steps, confirm, decide, refute
 from conserved_papers.claims.matrix_words import Words, matrices
 from conserved_papers.claims.note import lagrange_identity
 from conserved_papers.claims.note_information import stochastic_matrices
@@ -20,10 +20,10 @@ from conserved_papers.claims.polynomials import (
     Letters,
     Matrix,
     exact_determinant,
+    format_matrix,
     fractions,
     identical,
     positive_semidefinite,
-    written,
 )
 from conserved_papers.claims.registry import claim
 
@@ -43,12 +43,12 @@ def natural_convergence(*, allowed: Callable[[Fraction, Fraction], bool] = lambd
         factor, limit = (1 - step * curvature) ** 2, 1 - step
         if allowed(step, curvature) and factor > limit and curvature == 3:
             data = {"F": 1, "loss": f"½·{curvature}·θ²", "μ": 1, "η": step, "θ_0": 1}
-            return refuted(
+            return refute(
                 "Strong convexity alone does not bound how far a step overshoots; with η ≤ 1/curvature it holds.",
                 Evidence(what="‖θ_1 − θ*‖²/‖θ_0 − θ*‖²", value=str(factor), limit=str(limit), proof=True),
                 witness=Witness(data=data, claimed=f"≤ {limit}", found=f"{factor}", numpy=CONVEX),
             )
-    return held("No step exceeds it.", Evidence(what="curvatures and steps", value="below", samples=len(cases)))
+    return confirm("No step exceeds it.", Evidence(what="curvatures and steps", value="below", samples=len(cases)))
 
 
 @claim("note.C5.corrected")
@@ -94,14 +94,14 @@ def positive_definite(*, gram: Callable[[Matrix], Matrix] = lambda a: a @ a.T) -
         rest = found - fractions(np.eye(len(matrix), dtype=int)) / len(matrix)
         count += 1
         if not positive_semidefinite(rest):
-            data = {"L": len(matrix), "A": written(matrix), "AAᵀ": written(found)}
+            data = {"L": len(matrix), "A": format_matrix(matrix), "AAᵀ": format_matrix(found)}
             says = (f"λ_min ≥ 1/{len(matrix)}", "λ_min = 0, with the eigenvector (1, −1)")
-            return refuted(
+            return refute(
                 "Uniform attention, which all-zero weights give at every length, has rank one: AAᵀ is singular.",
                 Evidence(what="det AAᵀ", value=str(exact_determinant(found)), limit="> 0", proof=True),
                 witness=Witness(data=data, claimed=says[0], found=says[1], numpy=DEFINITE),
             )
-    return held("AAᵀ − 1/L has no negative eigenvalue.", Evidence(what="matrices", value="definite", samples=count))
+    return confirm("AAᵀ − 1/L has no negative eigenvalue.", Evidence(what="matrices", value="definite", samples=count))
 
 
 @claim("note.L10.corrected")
@@ -148,10 +148,10 @@ def lipschitz(*, values: Sequence[int] = (1, 10, 100, 1000)) -> Verdict:
     quotients = [query_slope(Fraction(1), Fraction(v)) - query_slope(Fraction(0), Fraction(v)) for v in values]
     shown = ", ".join(f"{float(value):g}" for value in quotients)
     growing = quotients[-1] > 100 * quotients[0]
-    return judged(
+    return decide(
         not growing,
         "The quotients stay bounded.",
-        "No constant does it for (W_Q, W_K, W_V): the quotient grows as the square of W_V.",
+        "No Lipschitz constant exists for (W_Q, W_K, W_V): the difference quotient grows as the square of W_V.",
         Evidence(what="difference quotient at v = " + ", ".join(map(str, values)), value=shown, proof=True),
         witness=Witness(
             data={"tokens": "(1, 2)", "d": 1, "target": 0, "w_q": 0, "w_k": "0 and 1"},
@@ -175,7 +175,7 @@ assert F.shape[0] != theta.size                 # theta^T F theta is not defined
 @claim("note.metric")
 def metric_on_parameters(*, length: int = 3, dim: int = 2) -> Verdict:
     numbers = 3 * dim * dim
-    return judged(
+    return decide(
         length == numbers,
         "F_NA acts on the parameters.",
         "AAᵀ is an L × L matrix and acts on tokens; θ = (W_Q, W_K, W_V) has 3d² numbers, and no product of the two is "
@@ -220,12 +220,12 @@ def convergence(*, metric: Callable[[Fraction], Fraction] = lambda x: Fraction(1
         count += 1
         if factor > limit:
             data = {"L": 1, "d": 1, "X": x, "η": eta, "W_V": 1, "target": 0}
-            return refuted(
+            return refute(
                 "AAᵀ does not see the size of the tokens: large ones overshoot, small ones hardly move.",
                 Evidence(what="‖θ_1 − θ*‖²/‖θ_0 − θ*‖²", value=str(factor), limit=str(limit), proof=True),
                 witness=Witness(data=data, claimed=f"≤ {limit}", found=f"{factor}", numpy=CONVERGENCE),
             )
-    return held("Every step contracts as stated.", Evidence(what="pairs (x, η)", value="contract", samples=count))
+    return confirm("Every step contracts as stated.", Evidence(what="pairs (x, η)", value="contract", samples=count))
 
 
 FLAT = """\
@@ -243,7 +243,7 @@ def convexity_step(*, curvature: Callable[[Fraction], Fraction] = lambda x: x * 
         data={"L": 1, "d": 1, "X": "1/2", "W_V": 1, "target": 0}, claimed="≥ 1", found=str(inner), numpy=FLAT
     )
     says, otherwise = "It holds.", "Small tokens make a flat loss, whatever F is."
-    return judged(inner >= 1, says, otherwise, evidence, witness=witness, scope="for one token")
+    return decide(inner >= 1, says, otherwise, evidence, witness=witness, scope="for one token")
 
 
 SQUARE = """\
@@ -259,7 +259,7 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
     bad = [n for n in lengths if 1 - Fraction(2, n) + Fraction(n) ** power > 1 - Fraction(1, n)]
     witness = Witness(data={"L": 4, "η": 1}, claimed="1 − 2/4 + 1/4 ≤ 3/4", found="1 − 2/4 + 16 > 3/4", numpy=SQUARE)
     evidence = Evidence(what="lengths where the last step fails with the lemma's constant", value=str(bad), proof=True)
-    return judged(
+    return decide(
         not bad,
         "The step follows.",
         "Lemma 11 bounds the gradient by L, so its square by L²; the step uses L.",
@@ -299,7 +299,7 @@ def gauss_newton_convergence(*, metric: Any = "gauss-newton") -> Verdict:
         after = layer.v.detach() - goal
         worst = max(worst, float((after - (1 - rate) * before).norm() / before.norm()))
         samples += 1
-    return judged(
+    return decide(
         worst < 1e-6,
         "One step multiplies the error by 1 − η.",
         "The error is not multiplied by 1 − η.",

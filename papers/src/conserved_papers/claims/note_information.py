@@ -14,8 +14,8 @@ import numpy as np
 
 from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.claims.balls import ball, balls, number
-from conserved_papers.claims.judging import InWords, answered, by_steps, held, judged, refuted
-from conserved_papers.claims.polynomials import Letters, Matrix, fractions, identical, squares, written
+from conserved_papers.claims.judging import InWords, answer, by_steps, confirm, decide, refute
+from conserved_papers.claims.polynomials import Letters, Matrix, format_matrix, fractions, identical, squares
 from conserved_papers.claims.registry import claim
 
 LENGTHS = (2, 4, 8)
@@ -74,8 +74,8 @@ def information_bound(
             says = (f"I ≤ {statement} = {number(limit):.4g}", f"I = log {inputs} = {number(found):.4g}")
             witness = witness or Witness(data=data, claimed=says[0], found=says[1], numpy=numpy)
     if witness is None:
-        return held("No channel exceeds it.", Evidence(what=f"I against {statement}", value="below", samples=3))
-    return refuted(
+        return confirm("No channel exceeds it.", Evidence(what=f"I against {statement}", value="below", samples=3))
+    return refute(
         "Inputs of equal tokens pass every attention matrix unchanged, since its rows sum to one, and any number of "
         "them can be told apart: training the weights changes nothing.",
         Evidence(what="I(X; A(X)) and the largest the bound can be", value="; ".join(shown), proof=True),
@@ -101,12 +101,12 @@ def stochastic_output(*, values: Callable[[Matrix], Matrix] = lambda x: x) -> Ve
     x = fractions([[2, 0], [2, 0]])
     sums = (fractions(np.full((2, 2), Fraction(1, 2), dtype=object)) @ values(x)).sum(axis=1)
     data = {"L": 2, "d": 2, "X": "((2, 0), (2, 0))", "W_V": "1", "A": "uniform"}
-    return judged(
+    return decide(
         all(total == 1 for total in sums),
         "Rows of the output sum to one.",
         "The weights are stochastic; the output, which multiplies them by X W_V, is not.",
-        Evidence(what="row sums of the output", value=written(sums), limit="(1, 1)", proof=True),
-        witness=Witness(data=data, claimed="row sums (1, 1)", found=written(sums), numpy=OUTPUT),
+        Evidence(what="row sums of the output", value=format_matrix(sums), limit="(1, 1)", proof=True),
+        witness=Witness(data=data, claimed="row sums (1, 1)", found=format_matrix(sums), numpy=OUTPUT),
         scope="at L = d = 2",
     )
 
@@ -165,7 +165,7 @@ assert norm > loss / lam"""
 def penalty_bounds(*, rest: Fraction = Fraction(-5)) -> Verdict:
     rate, norm = Fraction(1), Fraction(1)
     limit = (rest + rate * norm) / rate
-    return judged(
+    return decide(
         norm <= limit,
         "The penalised norm is at most the loss over λ.",
         "It needs the rest of the loss to be at least zero, which the note does not say.",
@@ -180,7 +180,7 @@ def nonnegative_penalty(*, sign: int = 1) -> Verdict:
     rate, norm, rest = Letters(l=(), n=(), r=())
     gap = (rate * norm + rest) - sign * rate * norm
     return by_steps(
-        "What is left over is the rest of the loss.",
+        "E[L] − λE‖A‖² is the rest of the loss, which is at least zero.",
         "It does not follow.",
         ("L − λ‖A‖² is the rest of the loss, as polynomials; it is not negative, and λ > 0", identical(gap, rest)),
     )
@@ -197,7 +197,7 @@ def lambda_step(*, rates: Sequence[Fraction] = (Fraction(1, 2), Fraction(1), Fra
     bad = [rate for rate in rates if Fraction(1, 2) > 1 / (2 * rate)]
     witness = Witness(data={"λ": 2, "‖A‖_F²": 1}, claimed="1/2 ≤ 1/4", found="1/2 > 1/4", numpy=LAMBDA)
     evidence = Evidence(what="λ at which the step fails", value=", ".join(map(str, bad)) or "none", proof=True)
-    return judged(
+    return decide(
         not bad,
         "It follows.",
         "The step from 1/2 to 1/(2λ) fails for λ > 1.",
@@ -226,14 +226,14 @@ def entropy_against(bound: Callable[[Matrix], Any], length: int, times: int) -> 
         if total > limit:
             says = (f"H(A) ≤ {number(limit):.4g}", f"{number(total):.4g} = L log L")
             numpy = ENTROPY.format(length=length, times=times)
-            return refuted(
+            return refute(
                 "The entropies of L rows add up to L log L at most; the bound has no room for them.",
                 Evidence(
                     what=f"H(A), uniform rows, L = {len(matrix)}", value=number(total), limit=number(limit), proof=True
                 ),
-                witness=Witness(data={"A": written(matrix)}, claimed=says[0], found=says[1], numpy=numpy),
+                witness=Witness(data={"A": format_matrix(matrix)}, claimed=says[0], found=says[1], numpy=numpy),
             )
-    return held("No matrix exceeds it.", Evidence(what="H(A) against the bound", value="below", samples=count))
+    return confirm("No matrix exceeds it.", Evidence(what="H(A) against the bound", value="below", samples=count))
 
 
 @claim("note.L13")
@@ -284,4 +284,4 @@ def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = squares) -> V
         ("one-hot rows have the largest norm and no entropy, uniform rows the smallest norm and L log L", opposite),
         scope="at L = 2, 4, 8",
     )
-    return answered("It runs the other way: the larger the norm, the less entropy a row can have.", found)
+    return answer("It runs the other way: the larger the norm, the less entropy a row can have.", found)

@@ -24,7 +24,7 @@ FIRST_SCREEN = Path("docs/claims.md")
 
 
 def pages() -> dict[Path, str]:
-    """The committed pages, from the record: the errata sheets, and one page for each source."""
+    """Return the committed pages, from the record: the errata sheets, and one page for each source."""
     folder = FIRST_SCREEN.with_suffix("")
     return {FIRST_SCREEN: first_screen()} | {folder / f"{name}.md": source_page(name) for name in DOCUMENTS}
 
@@ -51,10 +51,10 @@ def _write(name: str, content: Any) -> None:
 
 
 def _kept() -> dict[str, Any]:
-    """The record as it is, for the claims that are not run again."""
+    """Return the record as it is, for the claims that are not run again."""
     text = files("conserved_papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    result: dict[str, Any] = json.loads(text)
+    return result
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def heads(theta: Parameters, count: int, prefix: str = "") -> Iterator[tuple[Ten
 
 
 def upper(matrix: Tensor) -> Tensor:
-    """The entries on and above the diagonal."""
+    """Return the entries on and above the diagonal."""
     rows, columns = torch.triu_indices(*matrix.shape)
     return matrix[rows, columns]
 
@@ -83,7 +83,7 @@ def expert_differences(theta: Parameters, *, count: int = 3) -> Tensor:
 
 
 def mixture_invariants(theta: Parameters, *, count: int = 3) -> Tensor:
-    """The neurons of every expert, and Σ_i W_i."""
+    """Return the neurons of every expert, and Σ_i W_i."""
     return torch.cat([expert_differences(theta, count=count), theta["router.weight"].sum(0)])
 
 
@@ -118,18 +118,18 @@ def rotary_constraints(theta: Parameters, gradient: Parameters, *, count: int = 
 
 
 def mixture_constraints(theta: Parameters, gradient: Parameters) -> Tensor:
-    """The constraints of every expert, and ∇_{W_1}h = … = ∇_{W_n}h."""
+    """Return the constraints of every expert, and ∇_{W_1}h = … = ∇_{W_n}h."""
     router = gradient["router.weight"]
     experts = [swiglu_constraints(theta, gradient, prefix=f"experts.{i}.") for i in range(3)]
     return torch.cat([*experts, (router[1:] - router[:1]).flatten()])
 
 
 def still_router_constraints(theta: Parameters, gradient: Parameters) -> Tensor:
-    """The constraints of every expert, and ∇_W h = 0."""
+    """Return the constraints of every expert, and ∇_W h = 0."""
     experts = [swiglu_constraints(theta, gradient, prefix=f"experts.{i}.") for i in range(3)]
     return torch.cat([*experts, gradient["router.weight"].flatten()])
 
 
 def still_router_invariants(theta: Parameters) -> Tensor:
-    """The neurons of every expert and every entry of the router."""
+    """Return the neurons of every expert and every entry of the router."""
     return torch.cat([expert_differences(theta), theta["router.weight"].flatten()])

@@ -47,8 +47,8 @@ from torch import Tensor, nn
 from conserved.discovery import discover
 from conserved.verdict import Evidence, Verdict
 from conserved_papers.blocks import Attention, FeedForward, SwiGLU
-from conserved_papers.claims.judging import InWords, by_steps, refuted
-from conserved_papers.claims.paper_global import cited
+from conserved_papers.claims.judging import InWords, by_steps, refute
+from conserved_papers.claims.paper_global import cite
 from conserved_papers.claims.registry import claim
 
 EPSILON = 1e-6
@@ -89,8 +89,9 @@ class Layers:
 
     @property
     def laws(self) -> int:
-        """The count that the argument gives: two Gram differences a head, one number a SwiGLU neuron, and one a channel
-        of every norm.
+        """The count that the argument gives.
+
+        Each head has two Gram differences, each SwiGLU neuron one number, and each norm one number per channel.
         """
         heads = [layer for layer in self.layers if isinstance(layer, int)]
         widths = [self.dim // count for count in heads]
@@ -137,12 +138,12 @@ def any_depth(*, networks: Sequence[Layers] = NETWORKS, gains: bool = True) -> V
     beside.append(Evidence(what="distance from the parallel network at inputs of scale 1,000 over that at 10,000",
                            value=far / farther, limit="10 expected"))  # fmt: skip
     if any(count != network.laws for network, count in counts) or not 8 < far / farther < 12:
-        return refuted("A network has another number of laws, or layers do not separate.", *beside)
+        return refute("A network has another number of laws, or layers do not separate.", *beside)
     return by_steps(
         "The laws of every head and SwiGLU neuron, and the gains of every norm against the columns that read it, for "
         "every depth and size; no others.",
         "A part fails.",
-        *cited(("paper.T4.2.all", "paper.T4.3.all", "paper.LB.1", "paper.C1")),
+        *cite(("paper.T4.2.all", "paper.T4.3.all", "paper.LB.1", "paper.C1")),
         InWords("inputs cz of growing scale: the stream is cz + O(1) before every layer, so all layers read n(z) in "
                 "the limit; spans of gradients are closed, so every law is one of this parallel network"),
         InWords("attention: the criterion of Theorem 4.3 on a sphere of dimension d − 1 ≥ 1, where x and x − y "

@@ -15,7 +15,7 @@ from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.blocks import Attention, FeedForward, SwiGLU
 from conserved_papers.claims import paper_blocks as block
 from conserved_papers.claims.descents import drifts, exponent, monitored, scattered
-from conserved_papers.claims.judging import by_steps, held, judged, refuted
+from conserved_papers.claims.judging import by_steps, confirm, decide, refute
 from conserved_papers.claims.matrix_words import matrices
 from conserved_papers.claims.polynomials import Letters, identical
 from conserved_papers.claims.registry import claim
@@ -30,7 +30,7 @@ def drift_bound(*, momentum: float = 0.0) -> Verdict:
                 worst = max(worst, row.observed / row.bound)
                 tightest = max(tightest, row.observed / row.second_order)
                 count += 1
-    return judged(
+    return decide(
         worst <= 1,
         "No law drifts further than the bound.",
         "Some law drifts further than the bound.",
@@ -62,9 +62,9 @@ def decaying_steps(*, falls: Callable[[int], float] = lambda k: 1 / (k + 1)) -> 
     ways = [way(size) for size in sizes]
     growth = max(late / early - 1 for early, late in ways)
     order = exponent(sizes, [late for _, late in ways])
-    return judged(
+    return decide(
         growth < 0.03 and abs(order - 2) < 0.3,
-        "The way has all but ended after 80 steps, at a length that is quadratic in τ_0.",
+        "The law has nearly stopped moving after 80 steps, and the length of its path is quadratic in τ_0.",
         "The way keeps growing, or is not quadratic in τ_0.",
         Evidence(what="share that steps 81 to 160 add to the way", value=growth, limit=0.03, samples=len(sizes)),
         Evidence(what="exponent in τ_0, within 0.3 of", value=order, limit=2.0, samples=len(sizes)),
@@ -93,7 +93,7 @@ def rescued_deviation(
     with torch.no_grad():
         pair.up.weight.mul_(1.1)
     rescued = measure(balanced, origin)
-    return judged(
+    return decide(
         gap < 1e-12 and math.isfinite(rescued) and rescued > 0,
         "It agrees with (10) for an ordinary start and is a number for a balanced one.",
         "It differs from (10), or is no number for a balanced start.",
@@ -116,13 +116,13 @@ def vanishing_schedule(*, schedule: Callable[[int, int], Fraction] = lambda i, k
     listed = ", ".join(f"{float(s):.3g}" for s in sums.values())
     if sums[400] > 5 * sums[40]:
         data = {"k": 4, "τ_i/τ": "1, 3/4, 1/2, 1/4"}
-        return refuted(
-            "It is, if Σ τ_i² stays finite. Decaying linearly to zero takes two thirds off the sum of squares and "
+        return refute(
+            "True only if Σ τ_i² stays finite. Decaying linearly to zero takes two thirds off the sum of squares and "
             "leaves it proportional to the length.",
             Evidence(what="Σ(τ_i/τ)² for k = 4, 40, 400", value=listed, proof=True),
             witness=Witness(data=data, claimed="bounded in k", found=f"Σ = {sums[4]} > 4/3", numpy=VANISHING),
         )
-    return held("The sum does not grow with the run.", Evidence(what="Σ for k = 4, 40, 400", value=listed))
+    return confirm("The sum does not grow with the run.", Evidence(what="Σ for k = 4, 40, 400", value=listed))
 
 
 @claim("paper.S6.schedule.corrected")

@@ -19,7 +19,7 @@ from conserved_papers.claims import full_size
 from conserved_papers.claims import paper_blocks as block
 from conserved_papers.claims.certified import Build, Parameters, Quantities, all_laws, certificate, forms_of, laws_hold
 from conserved_papers.claims.descents import Watch, constant, drifts, exponent, scattered
-from conserved_papers.claims.judging import by_steps, judged, refuted
+from conserved_papers.claims.judging import by_steps, decide, refute
 from conserved_papers.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES
 from conserved_papers.claims.paper_laws import mixture_argument
 from conserved_papers.claims.polynomials import Letters, identical
@@ -50,7 +50,7 @@ def normed_invariants(theta: Parameters) -> Tensor:
 def qwen_law(*, build: Build = normed_rotary_attention) -> Verdict:
     found = laws_hold(build, (5, 4), query_key_planes, size=TWO_PLANES)
     says, otherwise = "It changes: balls exclude zero.", "It is conserved."
-    return judged(found == Verdict.REFUTED, says, otherwise, *found.evidence, scope=f"at {TWO_PLANES}")
+    return decide(found == Verdict.REFUTED, says, otherwise, *found.evidence, scope=f"at {TWO_PLANES}")
 
 
 @claim("paper.S6.qwen3.complete")
@@ -77,10 +77,10 @@ for tau in (0.01, 1.0, 100.0):
 
 
 def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdict:
-    """How a quantity of a softmax mixture drifts after 60 steps of three sizes."""
+    """Return how a quantity of a softmax mixture drifts after 60 steps of three sizes."""
     found = [drifts(block.mixture, (5, 3), watch, constant(s), (60,), stochastic=stochastic)[0] for s in SIZES]
     if max(found) < 1e-13:
-        return refuted(
+        return refute(
             "A linear law does not drift under gradient descent, at any step size; what is seen is rounding or "
             "another quantity (see paper.E2.rowsums).",
             Evidence(what="largest relative drift over three step sizes", value=max(found), limit=1e-13, samples=3),
@@ -96,7 +96,7 @@ def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdi
         )
     order = exponent(SIZES, found)
     evidence = Evidence(what="exponent in the step size, within 0.4 of", value=order, limit=2.0, samples=3)
-    return judged(abs(order - 2) < 0.4, "It grows as τ².", "It grows otherwise.", evidence)
+    return decide(abs(order - 2) < 0.4, "It grows as τ².", "It grows otherwise.", evidence)
 
 
 claim("paper.Fig2d")(gating_drift)
@@ -152,7 +152,7 @@ def sigmoid_drift(*, build: Build = block.sigmoid_mixture) -> Verdict:
         numpy=DRIFTING,
     )
     good = drift < 1e-13 or order > 0.7
-    return judged(
+    return decide(
         good,
         "The deviation vanishes with the step.",
         "The deviation is the same at every step size: gradient flow itself changes the sum.",
@@ -178,12 +178,12 @@ def learning_rates(*, sigmoid: Sequence[str] = ("0.01", "0.02", "0.05")) -> Verd
 
 
 def not_conserved(build: Build, shape: tuple[int, ...], quantities: Quantities, size: str) -> Verdict:
-    """Whether every single quantity is changed by some field, which balls that exclude zero prove."""
+    """Return whether every single quantity is changed by some field, which balls that exclude zero prove."""
     contents = certificate(build, shape).contents
     forms = forms_of(quantities, contents.parameters)
     sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=1)
     least = min(departure(form, sampled) for form in forms)
-    return judged(
+    return decide(
         least > 0,
         f"None of the {len(forms)} quantities is a law.",
         "Some of them may be laws.",
@@ -272,7 +272,7 @@ def contrast(*, expected: float = 0.0) -> Verdict:
             (spoiled if family.startswith("not_") else lawful).append(order)
     worst = max(abs(order - 1) for order in lawful)
     other = max(abs(order - expected) for order in spoiled)
-    return judged(
+    return decide(
         worst < 0.2 and other < 0.2 and not math.isnan(worst + other),
         "Every law drifts to first order in the step, every other quantity to order zero.",
         "The orders are others.",
@@ -287,7 +287,7 @@ def gating_contrast(*, law: Watch = router_sum) -> Verdict:
         drifts(block.mixture, (5, 3), watch, constant(0.01), (60,), stochastic=True)[0]
         for watch in (law, lambda theta: theta["router.weight"][0])
     )
-    return judged(
+    return decide(
         still < 1e-12 < 1e-6 < moved,
         "One stays at rounding, the other moves.",
         "Both move.",

@@ -15,7 +15,7 @@ from conserved.inference import recognize
 from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.blocks import Attention, FeedForward, TransformerBlock
 from conserved_papers.claims.certified import Build, Parameters, Quantities, all_laws
-from conserved_papers.claims.judging import answered, by_steps, judged
+from conserved_papers.claims.judging import answer, by_steps, decide
 from conserved_papers.claims.matrix_words import matrices
 from conserved_papers.claims.paper_blocks import gram_differences
 from conserved_papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
@@ -51,7 +51,7 @@ def orthogonality(*, outputs: Sequence[int] = (0, 1)) -> Verdict:
             rate = max(rate, abs(float(up @ _gradient(model, (output - y).square().sum() / 2))))
             samples += 1
         wrong += (inner < 1e-12) is not (rate < 1e-12)
-    return judged(
+    return decide(
         wrong == 0,
         "The criterion says of every function what one sample does to it.",
         "The criterion calls something conserved that one sample changes.",
@@ -124,7 +124,7 @@ def weight_decay(*, exponential: bool = True) -> Verdict:
     fields = arranged([gradient, decay, _bracket(letters, decay, gradient)])
     conserved_without = identical(sum(x * y for x, y in zip(gradient, law_slope, strict=True)), zero)
     nothing_left = determinant(fields) != 0
-    return judged(
+    return decide(
         not (conserved_without and nothing_left),
         "A time-dependent law is left.",
         "f = a·eᵇ·x conserves a²/2 − b, and with weight decay it conserves nothing, not even a function of time and "
@@ -195,7 +195,7 @@ def singular(*, root: int = 2) -> Verdict:
 
 
 def recognised(build: Build) -> Quantities:
-    """The exact laws that the recognisers read off a module, as one list of numbers."""
+    """Return the exact laws that the recognisers read off a module, as one list of numbers."""
     laws = recognize(build().double()).select(lambda symmetry: symmetry.exact)
 
     def quantities(theta: Parameters) -> Tensor:
@@ -212,7 +212,7 @@ def norm_block() -> nn.Module:
 @claim("paper.open.norm")
 def norm_complete(*, build: Build = norm_block) -> Verdict:
     found = all_laws(build, (5, 4), recognised(norm_block), size="a pre-norm block of d = 4")
-    return answered(
+    return answer(
         "The laws of its attention and, for every channel, the gain of each norm against the columns that read it; no "
         "others.", found
     )  # fmt: skip
@@ -239,4 +239,4 @@ def stack_invariants(theta: Parameters) -> Tensor:
 @claim("paper.open.stack")
 def stack_complete(*, quantities: Quantities = stack_invariants) -> Verdict:
     found = all_laws(Stack, (4, 2), quantities, size="two layers of d = 2")
-    return answered("The laws of the first layer and those of the second; no others.", found)
+    return answer("The laws of the first layer and those of the second; no others.", found)

@@ -36,7 +36,7 @@ from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.claims import paper_blocks as block
 from conserved_papers.claims.certified import all_laws, certificate
 from conserved_papers.claims.claim_record import Outcome
-from conserved_papers.claims.judging import InWords, JudgedStep, by_steps, held, judged
+from conserved_papers.claims.judging import InWords, JudgedStep, by_steps, confirm, decide
 from conserved_papers.claims.matrix_words import matrices
 from conserved_papers.claims.paper_blocks import TWO_HEADS
 from conserved_papers.claims.polynomials import Letters, Matrix, identical, rank
@@ -183,7 +183,7 @@ CROSS_POINTS = ((0, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 def components_shown(*, points: Sequence[tuple[int, int]] = CROSS_POINTS) -> Verdict:
     """On a² = b², d = 1, characteristics multiply (a, b) by e^{±t}: the signs of a and b tell the orbits apart."""
     orbits = len({tuple(np.sign(point)) for point in points})
-    return judged(
+    return decide(
         orbits == 1,
         "Solving the equations along their characteristics gives constancy on components.",
         "The proofs say that solving the equations leads to the invariants. Characteristics give constancy on orbits, "
@@ -221,7 +221,7 @@ def one_length(*, tokens: int = 2) -> Verdict:
     rotary = certificate(block.rotary_attention, (tokens, 4)).at_most
     if found.holds and rotary == 12:
         what = f"laws of rotary attention at most, {tokens} tokens"
-        return held(
+        return confirm(
             "Sequences of two tokens leave the same laws; the paper's proofs use all lengths.",
             *found.evidence,
             Evidence(what=what, value=rotary, limit=12, proof=True),
@@ -303,7 +303,7 @@ def outcome_of(code: str) -> Outcome:
     return outcome(claims(code)[0])
 
 
-def cited(codes: Sequence[str]) -> list[JudgedStep]:
+def cite(codes: Sequence[str]) -> list[JudgedStep]:
     """Other claims as steps; one that is measured supports an argument and is not a step of it."""
     found: list[JudgedStep] = []
     for code in codes:
@@ -354,7 +354,7 @@ def for_every_size(codes: tuple[str, ...], words: tuple[str, ...]) -> Callable[.
         return by_steps(
             "The parts hold for every size, and so does the theorem, for C¹ laws.",
             "A part fails.",
-            *cited(parts),
+            *cite(parts),
             *(InWords(text) for text in words),
         )
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conserved.verdict import Evidence, Verdict, Witness
-from conserved_papers.claims.judging import judged
+from conserved_papers.claims.judging import decide
 from conserved_papers.claims.polynomials import Letters, Matrix, fractions
 from conserved_papers.claims.registry import claim
 
@@ -42,7 +42,7 @@ def agreement(
             if name in printed:
                 size = float(exact.norm() + printed[name].norm())
                 worst = max(worst, float((printed[name] - exact).norm()) / size if size else 0.0)
-    return judged(
+    return decide(
         worst < 1e-13,
         "Printed and automatic gradients agree.",
         "Printed and automatic gradients differ.",
@@ -119,7 +119,7 @@ LAST = 3
 
 
 def rotary_weights(t: Tensors, x: Tensor) -> Tensor:
-    """The weights of the first token for tokens (x, 0, 0, y, 0)."""
+    """Return the weights of the first token for tokens (x, 0, 0, y, 0)."""
     tokens = torch.zeros(5, x.shape[1], dtype=x.dtype)
     tokens = tokens.index_copy(0, torch.tensor([0, LAST]), x)
     scores = [x[0] @ t["Q"] @ rotation(-q) @ t["K"].mT @ tokens[q] for q in range(5)]
@@ -282,7 +282,7 @@ def entries_named(exchanged: bool) -> Fraction:
 
 
 def gate_points(of: str) -> Fraction:
-    """How many of z = ±iπ, ±3iπ are zeros, or poles, of e^z/(e^z + 1), in balls."""
+    """Return how many of z = ±iπ, ±3iπ are zeros, or poles, of e^z/(e^z + 1), in balls."""
     points = [flint.acb(0, n * flint.arb.pi()).exp() for n in (-3, -1, 1, 3)]
     return Fraction(sum(bool((p if of == "zeros" else p + 1).contains(0)) for p in points))
 
@@ -384,11 +384,11 @@ SLIPS = {
 
 
 def misprint(slip: Slip) -> Callable[..., Verdict]:
-    """A check whose subject is the printed formula."""
+    """Return a check whose subject is the printed formula."""
 
     def check(*, printed: Callable[[], Fraction] = slip.printed) -> Verdict:
         found, meant = printed(), slip.meant()
-        return judged(
+        return decide(
             found == meant,
             "The formula is right.",
             slip.repair,

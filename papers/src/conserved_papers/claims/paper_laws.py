@@ -25,7 +25,7 @@ from conserved_papers.claims.certified import (
     laws_hold,
     named,
 )
-from conserved_papers.claims.judging import by_steps, judged, together
+from conserved_papers.claims.judging import by_steps, decide, together
 from conserved_papers.claims.matrix_words import matrices
 from conserved_papers.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES, TWO_ROTARY_HEADS
 from conserved_papers.claims.polynomials import Letters, identical, rank, times
@@ -101,10 +101,12 @@ Steps = Callable[[], list[tuple[str, bool]]]
 
 def conserved_for_all_sizes(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Verdict:
     """Whether the quantities are laws: at these sizes by certificate, and for all by the argument, if there is one."""
-    found = together(*(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases))
-    if why is None or not found.holds:
-        return found
-    return by_steps("The listed quantities are laws.", "The argument fails.", *why(), beside=found.evidence)
+    result = together(
+        *(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases)
+    )
+    if why is None or not result.holds:
+        return result
+    return by_steps("The listed quantities are laws.", "The argument fails.", *why(), beside=result.evidence)
 
 
 def _none(theta: Parameters) -> Tensor:
@@ -112,12 +114,12 @@ def _none(theta: Parameters) -> Tensor:
 
 
 def complete(*cases: Case) -> Verdict:
-    """Whether the quantities are all laws there are, at each of the sizes."""
+    """Return whether the quantities are all laws there are, at each of the sizes."""
     return together(*(all_laws(c.build, c.shape, c.quantities, size=c.size) for c in cases))
 
 
 def equations(*cases: Case, witness: Witness | None = None) -> Verdict:
-    """Whether the PDE has the gradients of laws as its solutions, at each of the sizes."""
+    """Return whether the PDE has the gradients of laws as its solutions, at each of the sizes."""
     assert all(c.constraints for c in cases)
     found = (constraints_characterise(c.build, c.shape, c.constraints or _no, size=c.size) for c in cases)
     verdict = together(*found)
@@ -129,7 +131,7 @@ def _no(theta: Parameters, gradient: Parameters) -> Tensor:
 
 
 def through_a_product() -> list[tuple[str, bool]]:
-    """A model that sees A and B through ABᵀ alone: with M the gradient in ABᵀ, ∇A = MB and ∇B = MᵀA."""
+    """Return a model that sees A and B through ABᵀ alone: with M the gradient in ABᵀ, ∇A = MB and ∇B = MᵀA."""
     a, b, m = matrices("ABM")
     ga, gb = m @ b, m.T @ a
     rate = ga.T @ a + a.T @ ga - gb.T @ b - b.T @ gb
@@ -167,7 +169,7 @@ def mixture_argument() -> list[tuple[str, bool]]:
 
 
 def laws_of(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Callable[..., Verdict]:
-    """A check whose subject is the cases."""
+    """Return a check whose subject is the cases."""
     return lambda *, cases=cases: conserved_for_all_sizes(*cases, why=why, witness=witness)
 
 
@@ -200,7 +202,7 @@ def assumptions(*, dim: int = 1, experts: int = 4, active: int = 2) -> Verdict:
     ever = {tuple(sorted(sorted(range(experts), key=lambda i: -s * router[i, 0])[:active])) for s in (1, -1)}
     data = {"d": dim, "n": experts, "k": active, "W": "within 0.3 of (3, 2, 1, 0)"}
     found = f"only {len(ever)} of {len(sets)} pairs are ever active, for all W near it"
-    return judged(
+    return decide(
         independent == experts,
         "The rows of a generic W are independent, so every set of experts is active somewhere.",
         "The proof of Theorem 4.6 uses d > n.",
@@ -247,7 +249,7 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
 def rotary_changes(*, quantities: Quantities = lambda theta: block.gram_differences(theta, count=1)) -> Verdict:
     verdict = laws_hold(block.rotary_attention, (5, 4), quantities, size=TWO_PLANES)
     says, otherwise = "Some entries change: balls exclude zero.", "The whole matrix is conserved."
-    return judged(verdict == Verdict.REFUTED, says, otherwise, *verdict.evidence, scope=f"at {TWO_PLANES}")
+    return decide(verdict == Verdict.REFUTED, says, otherwise, *verdict.evidence, scope=f"at {TWO_PLANES}")
 
 
 SHIFTED = """\

@@ -11,7 +11,7 @@ import flint
 
 from conserved.certificates.arithmetic import precision
 from conserved.verdict import Evidence, Verdict, Witness
-from conserved_papers.claims.judging import InWords, by_steps, judged
+from conserved_papers.claims.judging import InWords, by_steps, decide
 from conserved_papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved_papers.claims.registry import claim
 
@@ -35,7 +35,7 @@ def vandermonde(nodes: Sequence[Any]) -> Matrix:
 
 
 def separates(nodes: Nodes, most: int = 3) -> bool:
-    """Whether that determinant vanishes for equal or zero γ only, for up to three neurons."""
+    """Return whether that determinant vanishes for equal or zero γ only, for up to three neurons."""
     good = True
     for count in range(1, most + 1):
         letters = list(Letters(g=(count,))["g"])
@@ -187,7 +187,7 @@ def cocountable(*, multiple: Callable[[int], int] = lambda k: 2 * k + 1) -> Verd
 
 
 def share_a_pole(first: Fraction, second: Fraction) -> bool:
-    """Whether odd/first = odd/second for some odd numbers: in lowest terms first/second has no factor two."""
+    """Return whether odd/first = odd/second for some odd numbers: in lowest terms first/second has no factor two."""
     ratio = first / second
     return ratio.numerator % 2 == 1 and ratio.denominator % 2 == 1
 
@@ -203,7 +203,7 @@ assert abs(1 + np.exp(-z)) < 1e-12 and abs(1 + np.exp(-3 * z)) < 1e-12"""
 def distinct_poles(*, share: Callable[[Fraction, Fraction], bool] = share_a_pole) -> Verdict:
     pairs = [(Fraction(a), Fraction(b)) for a in range(1, 8) for b in range(a + 1, 8)]
     bad = [(a, b) for a, b in pairs if share(a, b)]
-    return judged(
+    return decide(
         not bad,
         "No two of them share a pole.",
         "Slopes whose ratio is a quotient of odd numbers share poles. The density that the proof needs can be had from "
@@ -252,7 +252,7 @@ def _heads_differ(*, tied: bool = False) -> bool:
 
 
 def _form_shows(form: Callable[[Any, Any, Any], Any], shown: Callable[[Matrix], Matrix], other: str) -> bool:
-    """Whether the second derivatives of a form in x and the other letter are the entries of the matrix shown."""
+    """Return whether the second derivatives of a form in x and the other letter are the entries of the matrix shown."""
     letters = Letters(x=(2,), y=(2,), M=(2, 2))
     value, wanted = form(letters["x"], letters["y"], letters["M"]), shown(letters["M"])
     rows = [letters.gradient(part, other) for part in letters.gradient(value, "x")]

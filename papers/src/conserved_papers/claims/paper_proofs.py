@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from conserved.verdict import Evidence, Verdict
 from conserved_papers.claims.claim_record import Severity
-from conserved_papers.claims.judging import ARGUED, held, refuted
+from conserved_papers.claims.judging import ARGUED, confirm, refute
 from conserved_papers.claims.paper_global import outcome_of
+from conserved_papers.claims.passages import format_lines, spans
 from conserved_papers.claims.registry import claim
 
 
@@ -87,7 +88,7 @@ PROOFS: dict[str, tuple[ProofStep, ...]] = {
 
 
 def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
-    """A check that judges a proof by its steps; slips are told and do not break it."""
+    """Return a check that judges a proof by its steps; slips are told and do not break it."""
 
     def check(*, chosen: Sequence[ProofStep] = tuple(steps)) -> Verdict:
         evidence, broken, slips = [], [], 0
@@ -97,12 +98,12 @@ def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
             bad = [r for r in results if not r.verdict.holds and r.severity is not Severity.SLIP]
             slips += sum(result.severity is Severity.SLIP for result in results)
             broken += [result.claim for result in bad]
-            evidence.append(Evidence(what=f"lines {step.lines}: {step.says}", value=told))
+            evidence.append(Evidence(what=f"{format_lines(spans(step.lines))}: {step.says}", value=told))
         after = f" {slips} slips on the way are repaired." if slips > 1 else " A slip on the way is repaired." * slips
         if not broken:
-            return held(f"Every step holds.{after}", *evidence, scope=f"{ARGUED}, all sizes")
+            return confirm(f"Every step holds.{after}", *evidence, scope=f"{ARGUED}, all sizes")
         names = ", ".join(claim.code for claim in broken)
-        return refuted(f"{_WEIGHTS[broken[0].severity or Severity.FALSE]}: {names}.{after}", *evidence)
+        return refute(f"{_WEIGHTS[broken[0].severity or Severity.FALSE]}: {names}.{after}", *evidence)
 
     return check
 

@@ -23,7 +23,7 @@ from conserved_papers.claims import full_size
 from conserved_papers.claims import paper_blocks as block
 from conserved_papers.claims.certified import Build, certificate
 from conserved_papers.claims.descents import Watch, constant, drifts, exponent, monitored, scattered
-from conserved_papers.claims.judging import by_steps, held, judged, refuted
+from conserved_papers.claims.judging import by_steps, confirm, decide, refute
 from conserved_papers.claims.paper_experiments import router_sum
 from conserved_papers.claims.polynomials import Letters, identical
 from conserved_papers.claims.registry import claim
@@ -68,7 +68,7 @@ def constant_rate(*, counts: Sequence[int] = (100, 200, 400), size: float = 0.05
         found="the same deviation: gradients vanish where the target is met",
         numpy=SETTLES,
     )
-    return judged(
+    return decide(
         abs(growth - 1) < RATE_TOLERANCE,
         "The deviation grows linearly.",
         "The deviation does not grow linearly: (9) is a bound, and where gradients settle the deviation stops.",
@@ -91,7 +91,7 @@ def early_rate(*, watch: Watch = block.gram_differences) -> Verdict:
         for s in sizes
     ]
     in_steps, in_size = exponent(counts, runs[1]), exponent(sizes, [run[-1] for run in runs])
-    return judged(
+    return decide(
         abs(in_steps - 1) < RATE_TOLERANCE and abs(in_size - 2) < RATE_TOLERANCE,
         "The fitted exponents are 1 in k and 2 in τ.",
         "The fitted exponents are others.",
@@ -128,7 +128,7 @@ PANELS = {
 
 
 def bound_of(panel: FigurePanel) -> Callable[..., Verdict]:
-    """A check that the laws of a panel stay within the bound (9), at a small size and in the stored run."""
+    """Return a check that the laws of a panel stay within the bound (9), at a small size and in the stored run."""
 
     def check(*, laws_of: Callable[[nn.Module], LawSet] = recognize) -> Verdict:
         worst, count = 0.0, 0
@@ -141,7 +141,7 @@ def bound_of(panel: FigurePanel) -> Callable[..., Verdict]:
         )
         stored = [full_size.share_of_bound(panel.recipe, panel.laws)] if panel.measured else []
         good = worst <= 1 and (not panel.measured or full_size.within_bound(panel.recipe, panel.laws))
-        return judged(
+        return decide(
             good, "No law drifts further than the bound.", "Some law drifts further than the bound.", small, *stored
         )
 
@@ -149,7 +149,7 @@ def bound_of(panel: FigurePanel) -> Callable[..., Verdict]:
 
 
 def rate_of(panel: FigurePanel) -> Callable[..., Verdict]:
-    """A check that the drift of a panel's laws grows as Σ τ_i² through the stored run at full size."""
+    """Return a check that the drift of a panel's laws grows as Σ τ_i² through the stored run at full size."""
 
     def check(*, exponents: Callable[[str, str], Sequence[float]] = full_size.in_squares) -> Verdict:
         found = {law: list(exponents(panel.recipe, law)) for law in panel.laws}
@@ -162,8 +162,8 @@ def rate_of(panel: FigurePanel) -> Callable[..., Verdict]:
             for law, values in found.items()
         ]
         if all(abs(value - 1) <= RATE_TOLERANCE for values in found.values() for value in values):
-            return held("The drift grows as Σ τ_i² from the first step to the last.", *evidence)
-        return refuted("The drift leaves the rate as gradients shrink or grow; the bound holds.", *evidence)
+            return confirm("The drift grows as Σ τ_i² from the first step to the last.", *evidence)
+        return refute("The drift leaves the rate as gradients shrink or grow; the bound holds.", *evidence)
 
     return check
 
@@ -184,7 +184,7 @@ assert abs(bounds[2] / bounds[0] - 9) < 1e-9         # not 3"""
 def proportional_bounds(*, power: int = 2) -> Verdict:
     tau, factor = Letters(t=(), c=())
     linear = identical((factor * tau) ** power, factor * tau**power)
-    return judged(
+    return decide(
         linear,
         "The bound is proportional to the learning rate.",
         "(9) makes the bound quadratic in the learning rate: three times the rate, nine times the bound.",
@@ -203,7 +203,7 @@ def first_order_signature(*, build: Build = block.sigmoid_mixture) -> Verdict:
         return exponent(sizes, found)
 
     gate, experts = order(build, router_sum), order(build, block.expert_differences)
-    return judged(
+    return decide(
         abs(gate - 1) < RATE_TOLERANCE and abs(experts - 2) < RATE_TOLERANCE,
         "At a fixed number of steps Σ_i W_i moves in proportion to the step size, and the experts' laws to its square.",
         "The exponents are others.",
@@ -242,7 +242,7 @@ def bounded_others(*, factor: float = 1.0) -> Verdict:
                 for weight, gradient in zip(weights, gradients, strict=True):
                     weight.sub_(step * gradient)
             worst = max(worst, abs(_squares(weights) - start) / limit)
-    return judged(
+    return decide(
         worst > 1,
         "They leave every such bound.",
         "Every smooth quantity has a bound of first order, |Δh| ≤ Σ τ‖∇h‖‖G‖ + (C_h/2) Σ τ²‖G‖². What it lacks is one "
@@ -274,7 +274,7 @@ def ensures_convergence(*, slope: Callable[[float], float] = lambda theta: theta
     theta = 3.0
     for k in range(6):
         theta -= slope(theta) / (k + 1)
-    return judged(
+    return decide(
         abs(theta) < 3.0,
         "The iterates come closer to the minimum.",
         "Steps that fall as 1/(k + 1) ensure convergence only if gradients grow at most linearly, or iterates stay "
@@ -299,7 +299,7 @@ def linear_schedule(*, end: float = 0.0) -> Verdict:
     k = 1000
     squares = [(1 - (1 - end) * i / k) ** 2 for i in range(k)]
     share = sum(squares[k // 2 :]) / sum(squares)
-    return judged(
+    return decide(
         share > 0.3,
         "The second half of a run adds a good part of the bound.",
         "A linear schedule that ends at zero is one that decays to zero: its second half adds an eighth of Σ τ². The "
@@ -318,7 +318,7 @@ assert cifar == 50_000 and penn < 887_521"""
 @claim("paper.D.fullbatch")
 def full_batches(*, words: int = 887_521) -> Verdict:
     penn = 192 * 18 * 256
-    return judged(
+    return decide(
         penn >= words,
         "Both batches are full.",
         f"CIFAR-10's is: 5,000 · 10 = 50,000 images. Penn Treebank's has 192 · 18 · 256 = {penn:,} tokens, and the "
@@ -350,7 +350,7 @@ assert (relu, silu) == (4, 0)"""
 @claim("paper.E1.activation")
 def activation_matters(*, activations: Sequence[ActivationName] = ("relu", "gelu", "silu")) -> Verdict:
     counts = [certificate(partial(FeedForward, 3, 4, name), (5, 3)).at_most for name in activations]
-    return judged(
+    return decide(
         len(set(counts)) == 1,
         "The activations leave equally many laws.",
         "The same network has 4 laws with ReLU and none with GELU or SiLU: activations decide.",

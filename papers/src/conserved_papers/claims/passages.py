@@ -73,7 +73,7 @@ class Passage:
     fingerprint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}, {shown(self.lines)}" if self.lines else self.place
+        return f"{self.place}, {format_lines(self.lines)}" if self.lines else self.place
 
 
 def spans(text: str) -> Spans:
@@ -87,7 +87,7 @@ def spans(text: str) -> Spans:
     return tuple(found)
 
 
-def shown(lines: Spans) -> str:
+def format_lines(lines: Spans) -> str:
     """Line ranges in words."""
     single = len(lines) == 1 and lines[0][0] == lines[0][1]
     return ("line " if single else "lines ") + ", ".join(f"{a}–{b}" if a != b else f"{a}" for a, b in lines)
@@ -100,7 +100,7 @@ def fingerprint(text: Sequence[str], lines: Spans) -> str:
 
 
 def read(folder: Path, document: str) -> list[str]:
-    """The lines of a source in a folder, found by its name or by its contents."""
+    """Return the lines of a source in a folder, found by its name or by its contents."""
     wanted = DOCUMENTS[document]
     named = folder / wanted.file
     for path in [named] if named.is_file() else sorted(folder.glob("*.txt")):
@@ -112,15 +112,15 @@ def read(folder: Path, document: str) -> list[str]:
 
 @cache
 def fingerprints() -> dict[str, str]:
-    """The fingerprints of all passages, by document and lines."""
+    """Return the fingerprints of all passages, by document and lines."""
     path = files("conserved_papers.claims").joinpath("fingerprints.json")
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    result: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return result
 
 
 def key(document: str, lines: Spans) -> str:
-    """How a passage is called among the fingerprints."""
-    return f"{document} {shown(lines)}"
+    """Return how a passage is called among the fingerprints."""
+    return f"{document} {format_lines(lines)}"
 
 
 def passage(document: str, place: str, lines: str) -> Passage:

@@ -37,40 +37,40 @@ class Letters:
         return (self[name] if shape else self.scalar(name) for name, (_, shape) in self._where.items())
 
     def scalar(self, name: str) -> Any:
-        """A letter that is not in a matrix."""
+        """Return a letter that is not in a matrix."""
         return self[name][()]
 
     def gradient(self, polynomial: Any, name: str) -> Matrix:
-        """The derivatives of a polynomial in the letters of a matrix."""
+        """Return the derivatives of a polynomial in the letters of a matrix."""
         return self._arranged(name, polynomial.derivative)
 
     def _arranged(self, name: str, entry: Callable[[int], Any]) -> Matrix:
         start, shape = self._where[name]
-        found = np.empty(shape, dtype=object)
+        result = np.empty(shape, dtype=object)
         for offset, place in enumerate(np.ndindex(*shape)):
-            found[place] = entry(start + offset)
-        return found
+            result[place] = entry(start + offset)
+        return result
 
 
 def arranged(rows: Sequence[Sequence[Any]]) -> Matrix:
     """Rows of polynomials as a matrix; numpy would take a polynomial for a sequence of its terms."""
-    found = np.empty((len(rows), len(rows[0])), dtype=object)
+    result = np.empty((len(rows), len(rows[0])), dtype=object)
     for i, row in enumerate(rows):
         for j, entry in enumerate(row):
-            found[i, j] = entry
-    return found
+            result[i, j] = entry
+    return result
 
 
 def identical(left: Any, right: Any) -> bool:
-    """Whether two polynomials, or two matrices of them, agree term by term."""
+    """Return whether two polynomials, or two matrices of them, agree term by term."""
     gaps = left - right
     return all(gap == 0 for gap in (gaps.ravel().tolist() if isinstance(gaps, np.ndarray) else [gaps]))
 
 
 def times(factor: Any, matrix: Matrix) -> Matrix:
-    """A polynomial times a matrix of them; numpy would take the polynomial for a sequence."""
-    found: Matrix = np.frompyfunc(lambda entry: factor * entry, 1, 1)(matrix)
-    return found
+    """Return a polynomial times a matrix of them; numpy would take the polynomial for a sequence."""
+    result: Matrix = np.frompyfunc(lambda entry: factor * entry, 1, 1)(matrix)
+    return result
 
 
 def squares(matrix: Matrix) -> Any:
@@ -87,15 +87,15 @@ def determinant(matrix: Matrix) -> Any:
 
 
 def fractions(rows: Any) -> Matrix:
-    """A matrix of exact fractions."""
+    """Return a matrix of exact fractions."""
     found = np.array(rows, dtype=object)
     convert: Callable[[Any], Any] = np.frompyfunc(Fraction, 1, 1)
     return np.asarray(convert(found), dtype=object)
 
 
-def written(array: Matrix) -> str:
+def format_matrix(array: Matrix) -> str:
     """Exact numbers as a person writes them: (1, 1/2), or ((1, 0), (0, 1)) for a matrix."""
-    parts = [written(part) if isinstance(part, np.ndarray) else str(part) for part in array]
+    parts = [format_matrix(part) if isinstance(part, np.ndarray) else str(part) for part in array]
     return f"({', '.join(parts)})"
 
 
@@ -106,18 +106,18 @@ def _rational(matrix: Matrix) -> flint.fmpq_mat:
 
 
 def rank(matrix: Matrix) -> int:
-    """The rank of a matrix of fractions, exactly."""
+    """Return the rank of a matrix of fractions, exactly."""
     return int(_rational(matrix).rank()) if matrix.size else 0
 
 
 def exact_determinant(matrix: Matrix) -> Fraction:
-    """The determinant of a matrix of fractions, exactly."""
+    """Return the determinant of a matrix of fractions, exactly."""
     found = _rational(matrix).det()
     return Fraction(int(found.p), int(found.q))
 
 
 def positive_semidefinite(matrix: Matrix) -> bool:
-    """Whether a symmetric matrix of fractions has no negative eigenvalue: all principal minors are ≥ 0."""
+    """Return whether a symmetric matrix of fractions has no negative eigenvalue: all principal minors are ≥ 0."""
     size = len(matrix)
     for chosen in range(1, 2**size):
         places = [i for i in range(size) if chosen >> i & 1]

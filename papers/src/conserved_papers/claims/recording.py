@@ -11,7 +11,7 @@ from conserved_papers.claims.claim_record import Outcome
 
 
 def record_of_outcome(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as recorded.json keeps it: no times, evidence as text with two digits."""
+    """Return an outcome as recorded.json keeps it: no times, evidence as text with two digits."""
     verdict = outcome.verdict
     return {
         "status": verdict.status.value,

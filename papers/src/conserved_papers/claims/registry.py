@@ -34,21 +34,8 @@ ClaimProgress = Callable[[Claim, int, int], None]
 
 _registered: dict[str, Claim] = {}
 
-RENAMED = {
-    "blog.T1.descent": "blog.T1.wording",
-    "note.T3.conserved": "note.T3.title",
-    "paper.S6.qwen3.corrected": "paper.S6.qwen3.complete",
-    "paper.T4.6.width": "paper.S5.assumptions",
-    "paper.eq10": "paper.eq10.balanced",
-    "paper.eq10.corrected": "paper.eq10.balanced",
-    "paper.loss.corrected": "paper.loss.crossentropy",
-    "paper.loss.experiments": "paper.loss.crossentropy",
-    "softmax.causal.corrected": "softmax.causal",
-}
-"""Codes of the first version whose statements were corrected, and those that took their place."""
 
-
-class NoSuchClaim(InvalidInputError, ValueError):
+class NoSuchClaimError(InvalidInputError, ValueError):
     """A pattern matches no claim; the message says what there is."""
 
 
@@ -100,12 +87,12 @@ def claim(code: str, title: str = "", **fields: Any) -> Callable[[ClaimCheck], C
 
 def readings() -> dict[str, dict[str, Any]]:
     """Return what the claims of this package say, by code: the fields of `Claim` in readings.yaml."""
-    found: dict[str, dict[str, Any]] = read_text("readings")
-    return found
+    result: dict[str, dict[str, Any]] = read_text("readings")
+    return result
 
 
 def claims(pattern: str | None = None) -> list[Claim]:
-    """The claims that a pattern names, source by source.
+    """Return the claims that a pattern names, source by source.
 
     Args:
         pattern: a code (note.L10), the beginning of codes (note, paper.T4), or a pattern with wildcards (*.corrected).
@@ -115,24 +102,23 @@ def claims(pattern: str | None = None) -> list[Claim]:
         The claims, by source and line.
 
     Raises:
-        NoSuchClaim: nothing matches.
+        NoSuchClaimError: nothing matches.
     """
     _load()
     everything = sorted(_registered.values(), key=_order)
     if pattern is None:
         return everything
-    renamed = {old.lower(): new for old, new in RENAMED.items()}
-    wanted = renamed.get(pattern.lower(), pattern).lower()
+    wanted = pattern.lower()
     exact = [claim for claim in everything if claim.code.lower() == wanted]
-    found = exact or [
+    result = exact or [
         claim
         for claim in everything
         if claim.code.lower().startswith(wanted) or fnmatch.fnmatchcase(claim.code.lower(), wanted)
     ]
-    if not found:
+    if not result:
         there = ", ".join(claim.code for claim in everything)
-        raise NoSuchClaim(f"No claim matches {pattern!r}. There are: {there}.")
-    return found
+        raise NoSuchClaimError(f"No claim matches {pattern!r}. There are: {there}.")
+    return result
 
 
 def _order(claim: Claim) -> tuple[int, int, str]:
@@ -158,7 +144,7 @@ def run(pattern: str | None = None, *, progress: ClaimProgress | None = None) ->
         One outcome per claim. A check that fails is reported as such and does not stop the rest.
 
     Raises:
-        NoSuchClaim: nothing matches the pattern.
+        NoSuchClaimError: nothing matches the pattern.
     """
     return list(outcomes(claims(pattern), progress=progress))
 
@@ -209,7 +195,7 @@ class Record:
 
 @cache
 def records() -> dict[str, Record]:
-    """The outcomes of the last recorded run, by code."""
+    """Return the outcomes of the last recorded run, by code."""
     content = files("conserved_papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
     return {
         code: Record(**{**given, "standing": Standing(given["standing"]), "evidence": tuple(given["evidence"])})
@@ -219,7 +205,7 @@ def records() -> dict[str, Record]:
 
 @cache
 def recorded() -> dict[str, str]:
-    """The statuses of the last recorded run; only `changed` asks for them, never a check."""
+    """Return the statuses of the last recorded run; only `changed` asks for them, never a check."""
     return {code: record.status for code, record in records().items()}
 
 

@@ -17,7 +17,7 @@ from conserved.attention import energy_field
 from conserved.verdict import Evidence, Verdict, Witness
 from conserved_papers.blocks import DecoderLM, TransformerBlock
 from conserved_papers.claims import full_size
-from conserved_papers.claims.judging import InWords, by_steps, held, judged, refuted
+from conserved_papers.claims.judging import InWords, by_steps, confirm, decide, refute
 from conserved_papers.claims.matrix_words import Words, matrices
 from conserved_papers.claims.polynomials import Matrix, fractions, rank
 from conserved_papers.claims.registry import claim
@@ -93,7 +93,7 @@ def compression(*, kept: int | None = None) -> Verdict:
         rebuilt = left[:, :size] * values[:size] @ right[:size]
         worst = max(worst, float((rebuilt - field).norm() / field.norm()))
         share = max(share, 2 * length * width / length**2)
-    return judged(
+    return decide(
         worst < 1e-12,
         "d_h singular directions rebuild the field.",
         "Something is lost.",
@@ -122,7 +122,7 @@ def causal(*, allowed: Callable[[int], int] = lambda width: width + 1) -> Verdic
         blocks &= all(rank(field[cut:, :cut]) <= allowed(width) for cut in range(1, 10))
         whole |= rank(field) > width
     return by_steps(
-        "Rows of different length have different means, which take one more number a row.",
+        "Rows of different length have different means, which take one more number per row.",
         "Some block has a larger rank.",
         InWords("row i is s·q_i·k_j − a_i on visible keys, which is a product of vectors of d_h + 1 numbers"),
         ("blocks of eight integer fields obey it, exactly", blocks),
@@ -140,7 +140,7 @@ def nothing_lost(*, centre: Callable[[Tensor], Tensor] = lambda z: z - z.mean(-1
         logs = z.log_softmax(-1)
         gaps = (z.softmax(-1) - field.softmax(-1), (logs - logs.mean(-1, keepdim=True) - field) / size)
         worst = max(worst, *(float(gap.abs().max()) for gap in gaps))
-    return judged(
+    return decide(
         worst < 1e-12,
         "Softmax of the field is softmax of the logits, and the weights give the field back.",
         "The field is not what softmax sees.",
@@ -161,7 +161,7 @@ def spectral_signature(*, factor: float = 1.0) -> Verdict:
         worst = max(worst, float((dense[:kept] - values).abs().max() / dense[0]))
         worst = max(worst, float(dense[kept:].max() / dense[0]) if kept < length else 0.0)
         over = max(over, float(found.effective_rank) / kept, float(found.stable_rank) / kept)
-    return judged(
+    return decide(
         worst < 1e-12 and over <= 1,
         "The spectrum is that of the small product, and the ranks obey the bound.",
         "The spectra differ.",
@@ -222,7 +222,7 @@ def delocalised(*, spike: float = 1.0, encoder: Mapping[str, Any] | None = None)
     values = torch.cat(found)
     encoder = encoder or full_size.trained_encoder()
     heads, spread = encoder["heads"], encoder["participation"]
-    return judged(
+    return decide(
         float(values.min()) > 0.15 and spread["least"] > 0.15,
         "Fields of the stand-ins are spread out. The keys of the trained encoder are not incoherent, if Gaussian keys "
         f"are the measure: in {encoder['more_coherent_than_gaussian']} of {heads} heads they are more coherent.",
@@ -255,7 +255,7 @@ def several_lengths(*, spike: float = 1.0) -> Verdict:
         for tokens in inputs:
             least = min(least, float(participations(model, tokens, spike).min()))
             cases += 1
-    return judged(
+    return decide(
         least > 0.1,
         "Every head spreads its variance, at every length and on every kind of input.",
         "Some head puts its variance on few keys.",
@@ -272,7 +272,7 @@ def incoherence(*, factor: float = 1.0) -> Verdict:
         found = energy_field(q, k)
         bound = factor * found.stable_rank / (found.coherence * found.key_rank)
         least = min(least, float(found.participation / bound))
-    return judged(
+    return decide(
         least >= 1,
         "The bound holds for even and for spiked keys.",
         "The bound fails.",
@@ -290,7 +290,7 @@ def monitor(*, growth: float = 8.0) -> Verdict:
         k[0] *= growth
         spiked.append(float(energy_field(q, k).coherence))
     jump = min(spiked) / max(even)
-    return judged(
+    return decide(
         jump > 4,
         "One long key multiplies the coherence, far beyond how it varies between samples.",
         "One long key does not stand out.",
@@ -320,9 +320,9 @@ def universal(*, cap: Callable[[flint.arb], flint.arb] = softcap) -> Verdict:
     field = [[value - sum(row, flint.arb(0)) / 3 for value in row] for row in rows]
     minor = field[0][0] * field[2][1] - field[0][1] * field[2][0]
     if minor.contains(0):
-        return held("The bound holds.", Evidence(what="minor of the field", value="contains zero"))
+        return confirm("The bound holds.", Evidence(what="minor of the field", value="contains zero"))
     data = {"d_h": 1, "queries": "(1, 2, 3)", "keys": "(2, 3, 4)", "cap": "5 tanh(z/5)"}
-    return refuted(
+    return refute(
         "A cap is not linear in queries and keys. With logits that are, the bound holds.",
         Evidence(what="a 2 × 2 minor with d_h = 1, in balls", value=float(minor.mid()), limit=0.0, proof=True),
         witness=Witness(data=data, claimed="rank ≤ 1", found="rank 2", numpy=SOFTCAP),

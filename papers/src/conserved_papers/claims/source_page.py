@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conserved_papers.claims.appendix import NAMES
 from conserved_papers.claims.claim_record import Claim, Standing
-from conserved_papers.claims.passages import DOCUMENTS, shown
+from conserved_papers.claims.passages import DOCUMENTS, format_lines
 from conserved_papers.claims.registry import Record, claims, records
 from conserved_papers.claims.tally import dependent
 from conserved_papers.claims.typeset import typeset
@@ -75,7 +75,7 @@ def _table(document: str, chosen: Sequence[Claim]) -> str:
         if claim.corrected_by:
             verdict += f" Instead: {claim.corrected_by}."
         verdict = linked(verdict, document)
-        says = f"{typeset(claim.statement)} *({shown(claim.passage.lines)})*"
+        says = f"{typeset(claim.statement)} *({format_lines(claim.passage.lines)})*"
         cells = (f'<a id="{claim.code}"></a>`{claim.code}`{whose}', says, verdict)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
@@ -104,7 +104,7 @@ def _steps(document: str, chosen: Sequence[Claim]) -> str:
     parts = []
     for claim in chosen:
         record = records()[claim.code]
-        title, where = claim.title.removesuffix(" is right"), shown(claim.passage.lines)
+        title, where = claim.title.removesuffix(" is right"), format_lines(claim.passage.lines)
         head = f'<a id="{claim.code}"></a>**{title}** (`{claim.code}`, {where}): **{record.standing}.** '
         steps = "\n".join(f"- {typeset(item)}" for item in record.evidence)
         parts.append(f"{head}{linked(f'{typeset(record.message)}{chr(10) * 2}{steps}', document)}")

@@ -15,7 +15,7 @@ from conserved_papers.blocks import Attention, FeedForward, SwiGLU
 from conserved_papers.claims import paper_blocks as block
 from conserved_papers.claims.certified import Build, Parameters, Quantities, all_laws, certificate, laws_hold
 from conserved_papers.claims.descents import drifts, monitored
-from conserved_papers.claims.judging import answered, held, judged, refuted, together
+from conserved_papers.claims.judging import answer, confirm, decide, refute, together
 from conserved_papers.claims.paper_blocks import EXPERTS, FFN
 from conserved_papers.claims.registry import claim
 
@@ -83,7 +83,7 @@ MORE_LAWS: dict[str, tuple[Build, int, int]] = {
     "ReLU, d = 1": (partial(Gated, torch.relu, 1), 1, 10),
     "a square, d = 1": (partial(Gated, torch.square, 1), 1, 11),
 }
-"""Gates that are homogeneous and have more than two laws a neuron: the block, its width and its number of laws."""
+"""Gates that are homogeneous and have more than two laws per neuron: the block, its width and its number of laws."""
 
 
 @claim("summary.gating.more")
@@ -94,7 +94,7 @@ def more_laws(*, counts: Sequence[int] = tuple(count for _, _, count in MORE_LAW
         measured = discover(build().double(), torch.zeros(5, dim, dtype=torch.float64), forms=False).count
         good &= at_most == measured == count
         evidence.append(Evidence(what=f"laws at most, certified, and counted: {name}", value=f"{at_most}, {measured}"))
-    return judged(
+    return decide(
         good,
         "Each of these networks has more than the 8 laws that two a neuron would be.",
         "The numbers of laws are others.",
@@ -118,7 +118,7 @@ def four_mixtures(
     if found.holds:
         return found
     count = Evidence(what="mixtures whose laws hold", value=f"{standing} of {len(builds)}", proof=True)
-    return refuted(found.message, count, *found.evidence)
+    return refute(found.message, count, *found.evidence)
 
 
 def deep(activation: Callable[[], nn.Module] = nn.GELU) -> nn.Module:
@@ -130,7 +130,7 @@ def deep(activation: Callable[[], nn.Module] = nn.GELU) -> nn.Module:
 @claim("summary.deep")
 def deep_complete(*, build: Build = deep) -> Verdict:
     found = all_laws(build, (4, 2), None, size="two hidden layers of 3")
-    return answered("It is empty: two hidden layers conserve nothing, as one does.", found)
+    return answer("It is empty: two hidden layers conserve nothing, as one does.", found)
 
 
 one_plane: Build = partial(Attention, 3, 1, head_dim=2, rotary=True)
@@ -146,7 +146,7 @@ def rotary_degrades(*, kept: Callable[[int], int] = lambda planes: planes) -> Ve
         what = f"numbers of queries and keys with {planes} plane{'s' * (planes > 1)}, of {planes * (2 * planes + 1)}"
         evidence.append(Evidence(what=what, value=numbers, limit=kept(planes), proof=found.verdict == Verdict.PROVED))
     says, otherwise = "One number is left for every plane.", "Another number is left."
-    return judged(good, says, otherwise, *evidence, scope="at one and two planes")
+    return decide(good, says, otherwise, *evidence, scope="at one and two planes")
 
 
 LINEAR = """\
@@ -166,12 +166,12 @@ def only_approximate(*, build: Build = block.mixture) -> Verdict:
     drift = drifts(build, (5, 3), lambda t: t["router.weight"].sum(0), lambda _: 0.5, (100,), stochastic=True)[0]
     if drift < 1e-12:
         data = {"router": "3 experts of 4 inputs", "step": 10, "steps": 100}
-        return refuted(
+        return refute(
             "Quadratic laws do; linear laws are conserved exactly at any step size.",
             Evidence(what="relative drift of Σ_i W_i after 100 steps of size 0.5", value=drift, limit=1e-12),
             witness=Witness(data=data, claimed="Σ_i W_i deviates", found="it stays, to rounding", numpy=LINEAR),
         )
-    return held("It deviates.", Evidence(what="relative drift after 100 steps", value=drift, limit=1e-12))
+    return confirm("It deviates.", Evidence(what="relative drift after 100 steps", value=drift, limit=1e-12))
 
 
 TRAINED = """\
@@ -183,7 +183,7 @@ assert stated["new models trained"] < described["seeds for each configuration"]"
 
 @claim("summary.untrained")
 def untrained(*, seeds: int = 10) -> Verdict:
-    return judged(
+    return decide(
         seeds == 0,
         "None are.",
         "Ten for each configuration, by its own account; no new kind of model is meant.",
@@ -209,12 +209,12 @@ def optimizers(
             size = max(abs(row.observed) for row in rows)
             residual = max(residual, max(abs(row.residual) for row in rows) / size)
             share = min(share, max(abs(row.first_order) for row in rows) / size)
-    found = judged(
+    found = decide(
         residual < 1e-10 and share > 0.01,
         "There is a first-order part, and the account adds up.",
         "There is no first-order part, or the account does not add up.",
         Evidence(what="largest residual of the account, relative", value=residual, limit=1e-10, samples=count),
         Evidence(what="least share of the first order, above 0.01", value=share, limit=0.01, samples=count),
     )
-    answer = "They drift to first order in the step, which the bound of (9) leaves out; an exact account remains."
-    return answered(answer, found)
+    text = "They drift to first order in the step, which the bound of (9) leaves out; an exact account remains."
+    return answer(text, found)

@@ -50,7 +50,7 @@ def cauchy_independent(most: int = 3) -> bool:
 
 
 def swiglu_entries(a: Matrix, b: Matrix, c: Matrix, x: Matrix, v: Matrix) -> list[Any]:
-    """The gradient of ⟨v, A(SiLU(Bx) ⊙ Cx)⟩ in all entries of A, B and C, in balls: equation (40)."""
+    """Return the gradient of ⟨v, A(SiLU(Bx) ⊙ Cx)⟩ in all entries of A, B and C, in balls: equation (40)."""
     z, linear, pulled = b @ x, c @ x, a.T @ v
     gates = [1 / (1 + (-value).exp()) for value in z]
     values = [value * gate for value, gate in zip(z, gates, strict=True)]
@@ -64,13 +64,13 @@ def swiglu_entries(a: Matrix, b: Matrix, c: Matrix, x: Matrix, v: Matrix) -> lis
 
 
 def softmax_pair_entries(a: Matrix, b: Matrix, c: Matrix, x: Matrix, v: Matrix) -> list[Any]:
-    """The gradients of a softmax over two experts, which are opposite numbers."""
+    """Return the gradients of a softmax over two experts, which are opposite numbers."""
     gate = 1 / (1 + (-(b @ x)[0]).exp())
     return [gate * (1 - gate), -gate * (1 - gate)]
 
 
 def sizes_differ(entries: Sequence[Any]) -> bool:
-    """Whether all entries are proved to differ in size and not to be zero."""
+    """Return whether all entries are proved to differ in size and not to be zero."""
     squares = sorted((entry * entry for entry in entries), key=lambda value: float(value.mid()))
     apart = all(bool(low < high) for low, high in itertools.pairwise(squares))
     return apart and bool(squares[0] > 0)

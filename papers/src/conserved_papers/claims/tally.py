@@ -45,12 +45,12 @@ def tallies(
 
 
 def dependent(claim: Claim, found: Mapping[str, Record]) -> bool:
-    """Whether a claim falls with another one, which is counted instead."""
+    """Return whether a claim falls with another one, which is counted instead."""
     return bool(claim.under) and found[claim.code].status == Status.REFUTED.value
 
 
 def tally_table(whose: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The head and the rows of a table of the recorded outcomes, with a sum."""
+    """Return the head and the rows of a table of the recorded outcomes, with a sum."""
     rows = tallies(whose)
     columns = [standing for standing in Standing if any(row.counts.get(standing) for row in rows)]
     body = [(row.source, *(str(row.counts.get(name, 0)) for name in columns)) for row in rows]

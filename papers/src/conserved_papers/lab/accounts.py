@@ -81,7 +81,7 @@ class Account(Task):
 
 
 def _by_family(monitor: Monitor) -> dict[str, dict[str, list[float]]]:
-    """The parts of each step's change by family, over the size of the terms."""
+    """Return the parts of each step's change by family, over the size of the terms."""
     families = {symmetry.name: symmetry.family for symmetry in monitor.laws if symmetry.exact}
     sizes: dict[str, float] = defaultdict(float)
     for name, family in families.items():
@@ -90,13 +90,13 @@ def _by_family(monitor: Monitor) -> dict[str, dict[str, list[float]]]:
     for entry in monitor.ledger():
         if entry.law in families:
             steps[entry.step].append(entry)
-    found: dict[str, dict[str, list[float]]] = {
+    result: dict[str, dict[str, list[float]]] = {
         family: {part: [] for part in _PARTS} for family in dict.fromkeys(families.values())
     }
     for entries in steps.values():
-        for family, parts in found.items():
+        for family, parts in result.items():
             mine = [entry for entry in entries if families[entry.law] == family]
             for part in _PARTS:
                 total = math.hypot(*(getattr(entry, part) for entry in mine))
                 parts[part].append(total / math.sqrt(sizes[family]) if sizes[family] else total)
-    return found
+    return result

@@ -50,15 +50,15 @@ class Count(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = make().double()
-        found = discover(model, torch.zeros(shape, dtype=torch.float64))
+        discovery = discover(model, torch.zeros(shape, dtype=torch.float64))
         content: dict[str, Any] = {
             "title": title,
-            "parameters": found.parameters,
-            "counted": found.count,
+            "parameters": discovery.parameters,
+            "counted": discovery.count,
             "recognised": recognize(model, torch.zeros(shape, dtype=torch.float64)).independent(),
             "claimed": claimed,
-            "gap": found.gap,
-            "complete": found.complete,
-            "status": found.verdict.status.value,
+            "gap": discovery.gap,
+            "complete": discovery.complete,
+            "status": discovery.verdict.status.value,
         }
         return {self.component: content}

@@ -61,14 +61,14 @@ def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
     first = runs[min(runs)][0]
     for time in reversed(first.time[1:]):
         steps = {rate: _step_at(group[0], time) for rate, group in runs.items()}
-        found = {rate: step for rate, step in steps.items() if step is not None}
-        if len(found) == len(steps):
-            return found
+        result = {rate: step for rate, step in steps.items() if step is not None}
+        if len(result) == len(steps):
+            return result
     return None
 
 
 def _step_at(run: Trajectory, time: float) -> int | None:
-    """The recorded step at a flow time, to one per cent."""
+    """Return the recorded step at a flow time, to one per cent."""
     place = min(range(len(run.time)), key=lambda place: abs(run.time[place] - time))
     return run.at[place] if abs(run.time[place] - time) < _SAME_TIME * time else None
 

@@ -74,7 +74,9 @@ def interval(values: Sequence[float]) -> FittedInterval:
     return FittedInterval.around(fmean(known), stdev(known) / math.sqrt(len(known)), len(known) - 1)
 
 
-def fitted_finding(what: str, found: FittedInterval, expected: float, tolerance: float, *, note: str = "") -> Finding:
+def fitted_finding(
+    what: str, fitted_interval: FittedInterval, expected: float, tolerance: float, *, note: str = ""
+) -> Finding:
     """Compare a fitted number with a prediction.
 
     Args:
@@ -88,5 +90,12 @@ def fitted_finding(what: str, found: FittedInterval, expected: float, tolerance:
         The finding, which holds if the number is within the tolerance.
     """
     prediction = f"{expected:g} ± {tolerance:g}{note and f' ({note})'}"
-    close = abs(found.value - expected) <= tolerance
-    return Finding(what=what, value=found.value, low=found.low, high=found.high, expected=prediction, holds=close)
+    close = abs(fitted_interval.value - expected) <= tolerance
+    return Finding(
+        what=what,
+        value=fitted_interval.value,
+        low=fitted_interval.low,
+        high=fitted_interval.high,
+        expected=prediction,
+        holds=close,
+    )

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from conserved.plain_data import record_of
 from conserved_papers.blocks import Attention, VisionTransformer
-from conserved_papers.lab.checkpoint import restored, saved
+from conserved_papers.lab.checkpoint import restore, save
 from conserved_papers.lab.data import Examples
 from conserved_papers.lab.recipes import Recipe, build
 from conserved_papers.lab.step_account import PARTS, RunLedger
 from conserved_papers.lab.sweep import Say
-from conserved_papers.lab.train import Diverged, Limits, batch_indices, loss_of, marks
+from conserved_papers.lab.train import DivergedError, Limits, batch_indices, loss_of, marks
 from conserved_papers.lab.trajectory import Quantity, Trajectory
 from conserved_papers.lab.watched import Recording, watch
 
@@ -84,7 +84,7 @@ class LongRun:
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> LongRun:
-        """The inverse of `record`."""
+        """Return the inverse of `record`."""
         return LongRun(
             trajectory=Trajectory.of(record["trajectory"]),
             arithmetic=Arithmetic(products=record["products"], micro=record["micro"]),
@@ -258,7 +258,7 @@ class _Long:
                 parameter.copy_(self.weights[name])
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The step's examples, some at a time."""
+        """Yield the step's examples, some at a time."""
         inputs, targets, micro = self.examples.inputs, self.examples.targets, self.arithmetic.micro
         if self.recipe.batch is None:
             yield from zip(inputs.split(micro), targets.split(micro), strict=True)
@@ -270,7 +270,7 @@ class _Long:
     def note(self, loss: Tensor) -> None:
         """Measure all laws now; stop if the run has left what can be computed."""
         if not bool(torch.isfinite(loss)) or not all(bool(torch.isfinite(g).all()) for g in self.gradients.values()):
-            raise Diverged(
+            raise DivergedError(
                 f"{self.title}: the loss or its gradient is no longer finite at step {self.done}. Take a smaller step "
                 "size."
             )
@@ -291,7 +291,7 @@ class _Long:
         self.squares += rate * rate
 
     def state(self) -> dict[str, object]:
-        """What a resumed run needs, as tensors and plain data."""
+        """Return what a resumed run needs, as tensors and plain data."""
         recording = self.recording
         return {
             "recipe": repr(replace(self.recipe, seeds=())),
@@ -317,11 +317,11 @@ class _Long:
         state = self.state()
         # The reference follows from the seed; of millions of numbers it would be the largest part of the file.
         del state["reference"]
-        saved(state, path)
+        save(state, path)
 
     def load(self, path: Path) -> None:
         """Go on from a state saved by a run of the same recipe, step size, seed, data and arithmetic."""
-        state = restored(path, like=self.state(), keys=("recipe", "rate", "seed", "arithmetic", "examples"))
+        state = restore(path, like=self.state(), keys=("recipe", "rate", "seed", "arithmetic", "examples"))
         self.done, self.spent = state["done"], state["spent"]
         self.time, self.squares = state["sums"]
         for name, weight in self.weights.items():
@@ -335,7 +335,7 @@ class _Long:
         recording.steepest = {name: tensor.to(self.device) for name, tensor in state["steepest"].items()}
 
     def result(self) -> LongRun:
-        """The run so far."""
+        """Return the run so far."""
         recipe, recording = self.recipe, self.recording
         batch = len(self.examples) if recipe.batch is None else recipe.batch
         weights = {name: tensor.unsqueeze(0) for name, tensor in self.weights.items()}

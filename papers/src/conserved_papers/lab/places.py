@@ -77,14 +77,14 @@ class Ray(Place):
 
 def _fetch(ray: Any, reference: Any) -> Result:
     try:
-        found: Documents = ray.get(reference)
+        documents: Documents = ray.get(reference)
     except ray.exceptions.RayTaskError as problem:
         return RuntimeError(str(problem.cause))
     except ray.exceptions.WorkerCrashedError:
         return RuntimeError(_ABRUPT)
     except ray.exceptions.RayError as problem:
         return RuntimeError(f"Ray lost the task: {problem}")
-    return found
+    return documents
 
 
 def checkpoint_of(folder: Path, task: Task) -> Path:

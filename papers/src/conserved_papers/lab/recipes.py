@@ -17,7 +17,7 @@ from torch import nn
 from conserved_papers.blocks import DecoderLM, ReluAttention, VisionTransformer
 from conserved_papers.blocks.experts import Gate
 from conserved_papers.lab.data import Examples, open_images, open_text
-from conserved_papers.lab.data.examples import Unusable
+from conserved_papers.lab.data.examples import UnusableDataError
 from conserved_papers.lab.data.sources import DIGITS, LIBRARY, kind_of
 from conserved_papers.lab.schedule import Schedule
 
@@ -71,7 +71,7 @@ class Recipe:
 
 
 def build(recipe: Recipe, seed: int) -> nn.Module:
-    """The recipe's model with the weights of a seed, in float32; the global seed is left as it was."""
+    """Return the recipe's model with the weights of a seed, in float32; the global seed is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _MODELS[recipe.architecture](**recipe.sizes)
@@ -83,10 +83,10 @@ def examples_of(recipe: Recipe, source: str | None = None, *, device: str = "cpu
     Images are resized on the device they will be used on, which for large ones saves minutes.
     """
     if source is None and not recipe.embedded:
-        raise Unusable(f"{recipe.name} is trained on {recipe.data}: give where it is with --data PATH.")
+        raise UnusableDataError(f"{recipe.name} is trained on {recipe.data}: give where it is with --data PATH.")
     given = recipe.data if source is None else source
     if kind_of(given) not in (recipe.wants, "either"):
-        raise Unusable(f"{recipe.name} is trained on {recipe.wants}; {given} holds {kind_of(given)}.")
+        raise UnusableDataError(f"{recipe.name} is trained on {recipe.wants}; {given} holds {kind_of(given)}.")
     if recipe.architecture == "decoder":
         return open_text(given, vocabulary=recipe.sizes["vocab"]).examples(recipe.examples, length=recipe.length)
     if recipe.architecture == "relu_attention":
@@ -180,7 +180,7 @@ def _gating(gate: Gate, top_k: int | None) -> str:
 
 
 def small_images(batch: int | None = None) -> Recipe:
-    """The vision experiments for two cores: handwritten digits, all at once or in batches."""
+    """Return the vision experiments for two cores: handwritten digits, all at once or in batches."""
     return Recipe(
         name="digits" if batch is None else "digits-sgd",
         title=f"small ViT on digits, {'full batch' if batch is None else 'mini-batches'}",
@@ -198,7 +198,7 @@ def small_images(batch: int | None = None) -> Recipe:
 
 
 def small_text(batch: int | None = None, gate: Gate = "softmax", top_k: int | None = None) -> Recipe:
-    """The language experiments for two cores: the bytes of the standard library, all at once or in batches."""
+    """Return the language experiments for two cores: the bytes of the standard library, all at once or in batches."""
     return replace(
         small_images(batch),
         name=_variant("bytes" if batch is None else "bytes-sgd", gate, top_k),
@@ -212,7 +212,7 @@ def small_text(batch: int | None = None, gate: Gate = "softmax", top_k: int | No
 
 
 def relu_attention() -> Recipe:
-    """The blog's layer, relu(x W_QK xᵀ) x W_V, on digits read as sequences of rows, with the square loss."""
+    """Return the blog's layer, relu(x W_QK xᵀ) x W_V, on digits read as sequences of rows, with the square loss."""
     return replace(
         small_images(),
         name="relu-attention",
@@ -265,7 +265,7 @@ FULL: tuple[Recipe, ...] = (
 
 
 def named(name: str) -> Recipe:
-    """A recipe by its name."""
+    """Return a recipe by its name."""
     known = {recipe.name: recipe for recipe in (*SMALL, *FULL)}
     if name not in known:
         raise KeyError(f"There is no recipe {name!r}. There are: {', '.join(known)}.")

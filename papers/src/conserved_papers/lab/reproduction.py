@@ -11,7 +11,7 @@ from conserved.output.figure import Figure
 from conserved.plain_data import record_of
 from conserved_papers.lab.accounts import OPTIMIZERS, Account
 from conserved_papers.lab.counts import COMPONENTS, Count
-from conserved_papers.lab.data import Unusable
+from conserved_papers.lab.data import UnusableDataError
 from conserved_papers.lab.data.sources import kind_of
 from conserved_papers.lab.figures import CODES, all_figures, drift, gating
 from conserved_papers.lab.levels import RATES, Levels
@@ -68,9 +68,9 @@ def plan(
     """All the work the figures need, each piece once, the longest first; data in a user's files is looked at first."""
     unknown = [code for code in figures if code not in CODES]
     if unknown:
-        raise Unusable(f"There is no figure {unknown[0]!r}. There are: {', '.join(CODES)}.")
+        raise UnusableDataError(f"There is no figure {unknown[0]!r}. There are: {', '.join(CODES)}.")
     if seeds is not None and seeds < 1:
-        raise Unusable(f"There must be at least one seed; got {seeds}.")
+        raise UnusableDataError(f"There must be at least one seed; got {seeds}.")
     chosen = dict.fromkeys(name for code in figures for name in _RECIPES.get(code, {}).get(scale, ()))
     recipes = [named(name) for name in chosen]
     sources = sources_among(data)

@@ -51,7 +51,7 @@ class RunLedger:
         return torch.cat([value.flatten() for value in found])
 
     def _places(self) -> dict[str, Tensor]:
-        """Which numbers belong to each family."""
+        """Return which numbers belong to each family."""
         counts = [value.numel() for value in self.laws.values(self.theta, dtype=_PRECISION).values()]
         listed: dict[str, list[Tensor]] = {}
         begin = 0
@@ -88,7 +88,7 @@ class RunLedger:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run needs."""
+        """Return what a resumed run needs."""
         return {"start": self.start, "second": self.second, "first": self.first}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ KIND = "trajectory"
 Say = Callable[[str], None]
 
 
-class NoRoom(InvalidInputError, OSError):
+class NoRoomError(InvalidInputError, OSError):
     """The store cannot be written to, because the disk is full or the file may not be changed."""
 
 
@@ -94,7 +94,7 @@ def trainings(
     device: str = "cpu",
     seconds: float | None = None,
 ) -> list[Training]:
-    """Every recipe at every one of its step sizes; `seeds` replaces the recipe's seeds by 0, 1, …"""
+    """Return every recipe at every one of its step sizes; `seeds` replaces the recipe's seeds by 0, 1, …"""
     return [
         Training(
             recipe=recipe,
@@ -153,19 +153,19 @@ def keep(store: str | Path, kind: str, name: str, content: dict[str, Any]) -> No
     try:
         store_document(store, kind, name, content)
     except OSError as problem:
-        raise NoRoom(
+        raise NoRoomError(
             f"The store cannot be written to. {problem} What was stored before is safe; make room or name another "
             "place, and run the same command again to go on."
         ) from problem
 
 
 def trajectories(store: str | Path) -> Iterator[Trajectory]:
-    """All trajectories of a store, oldest first."""
+    """Yield all trajectories of a store, oldest first."""
     with RunStore(store) as opened:
         for record in opened.documents(KIND).values():
             yield Trajectory.of(record)
 
 
 def checkpoints(store: Path) -> Path:
-    """The folder beside a store where unfinished runs are kept."""
+    """Return the folder beside a store where unfinished runs are kept."""
     return store.with_name(f"{store.name}.unfinished")

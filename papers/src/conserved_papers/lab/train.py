@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from conserved_papers.lab.checkpoint import restored, saved
+from conserved.errors import ConservedError
+from conserved_papers.lab.checkpoint import restore, save
 from conserved_papers.lab.data import Examples
 from conserved_papers.lab.data.examples import LossName
 from conserved_papers.lab.memory import micro_batch
@@ -36,7 +37,7 @@ _PER_OCTAVE = 3
 _CHECKPOINT_SECONDS = 30.0
 
 
-class Diverged(ArithmeticError):
+class DivergedError(ConservedError, ArithmeticError):
     """A loss became infinite or not a number; there is nothing to conserve any more."""
 
 
@@ -90,21 +91,21 @@ def train(
             if final:
                 break
             if limits.checkpoint is not None and time.perf_counter() - last_saved > limits.every:
-                saved(run.state(), limits.checkpoint)
+                save(run.state(), limits.checkpoint)
                 last_saved = time.perf_counter()
     except KeyboardInterrupt:
         if limits.checkpoint is not None:
-            saved(run.state(), limits.checkpoint)
+            save(run.state(), limits.checkpoint)
         raise
     run.spent = time.perf_counter() - began
-    found = run.trajectories()
+    result = run.trajectories()
     if limits.checkpoint is not None:
         limits.checkpoint.unlink(missing_ok=True)
-    return found
+    return result
 
 
 def stacked(models: Sequence[nn.Module], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """The parameters of models of one architecture, with a first axis over models."""
+    """Return the parameters of models of one architecture, with a first axis over models."""
     parameters, buffers = stack_module_state(list(models))
     if buffers:
         raise ValueError(f"Models with buffers cannot be trained together; this one has {next(iter(buffers))}.")
@@ -112,7 +113,7 @@ def stacked(models: Sequence[nn.Module], dtype: torch.dtype, device: torch.devic
 
 
 def loss_of(output: Tensor, targets: Tensor, loss: LossName) -> Tensor:
-    """The mean loss over a batch, over tokens too where every token has a target."""
+    """Return the mean loss over a batch, over tokens too where every token has a target."""
     if loss == "square":
         return 0.5 * (output - targets).square().mean()
     return F.cross_entropy(output.flatten(0, -2), targets.flatten())
@@ -165,7 +166,7 @@ class _Run:
         gradients, losses = self.gradient()
         if not bool(torch.isfinite(losses).all()):
             bad = self.seeds[int((~torch.isfinite(losses)).nonzero()[0])]
-            raise Diverged(
+            raise DivergedError(
                 f"{self.recipe.name} at step size {self.rate:g}: the loss of seed {bad} is no longer finite at step "
                 f"{self.done}. Take a smaller step size."
             )
@@ -191,7 +192,7 @@ class _Run:
             torch.cuda.empty_cache()
 
     def accumulated(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The same over micro-batches of the present size."""
+        """Return the same over micro-batches of the present size."""
         total: dict[str, Tensor] = {}
         losses = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.examples.inputs.device)
         for share, inputs, targets in self.batches():
@@ -213,7 +214,7 @@ class _Run:
             yield chosen.shape[1] / batch, inputs[chosen], targets[chosen]
 
     def state(self) -> dict[str, object]:
-        """What a resumed run needs, as tensors and plain data."""
+        """Return what a resumed run needs, as tensors and plain data."""
         recording = self.recording
         return {
             "recipe": repr(self.recipe),
@@ -232,7 +233,7 @@ class _Run:
 
     def load(self, path: Path) -> None:
         """Go on from a state that was saved by a run of the same recipe, step size, seeds and data."""
-        state = restored(path, like=self.state(), keys=("recipe", "rate", "seeds", "examples"))
+        state = restore(path, like=self.state(), keys=("recipe", "rate", "seeds", "examples"))
         device = self.examples.inputs.device
         self.done, self.spent = state["done"], state["spent"]
         self.time, self.squares = state["sums"]
@@ -281,6 +282,6 @@ class _Run:
 
 
 def batch_indices(seed: int, step: int, batch: int, count: int) -> Tensor:
-    """Which examples a seed sees in a step: drawn with repetition, a function of seed and step alone."""
+    """Return which examples a seed sees in a step: drawn with repetition, a function of seed and step alone."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     return torch.randint(count, (batch,), generator=generator)

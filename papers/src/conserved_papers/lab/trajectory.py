@@ -83,7 +83,7 @@ class Trajectory:
         return trajectory_name(self.recipe, self.step, self.seed)
 
     def quantity(self, family: str) -> Quantity:
-        """The quantity of a family."""
+        """Return the quantity of a family."""
         for quantity in self.quantities:
             if quantity.family == family:
                 return quantity
@@ -91,7 +91,7 @@ class Trajectory:
         raise KeyError(f"{self.name} has no quantity {family!r}; it has {known}.")
 
     def has(self, family: str) -> bool:
-        """Whether the family was watched."""
+        """Return whether the family was watched."""
         return any(quantity.family == family for quantity in self.quantities)
 
     def record(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Trajectory:
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `record`, also after a passage through JSON."""
+        """Return the inverse of `record`, also after a passage through JSON."""
         known = [field.name for field in fields(Trajectory)]
         missing = [name for name in known if name not in record]
         if missing:

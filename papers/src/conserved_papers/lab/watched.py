@@ -35,10 +35,10 @@ class Watched:
     roles: Mapping[str, Role]
 
     def reference(self, theta: Stacked) -> Reference:
-        """All quantities of every seed now."""
+        """Return all quantities of every seed now."""
 
-        def of_one(one: Stacked) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            found = self.laws.reference(one, dtype=_PRECISION)
+        def of_one(stacked: Stacked) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            found = self.laws.reference(stacked, dtype=_PRECISION)
             return dict(found.values), dict(found.scales)
 
         values, scales = _over_seeds(of_one, dict(theta))
@@ -47,8 +47,8 @@ class Watched:
     def changes(self, reference: Reference, theta: Stacked) -> dict[str, Change]:
         """`LawSet.changes` of every seed; each tensor has a first axis over seeds."""
 
-        def of_one(one: Stacked, values: Stacked, scales: Stacked) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-            found = self.laws.changes(Reference(values, scales), one, dtype=_PRECISION)
+        def of_one(stacked: Stacked, values: Stacked, scales: Stacked) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+            found = self.laws.changes(Reference(values, scales), stacked, dtype=_PRECISION)
             return {name: (change.distance, change.size, change.terms) for name, change in found.items()}
 
         found = _over_seeds(of_one, dict(theta), dict(reference.values), dict(reference.scales))
@@ -74,7 +74,7 @@ class Watched:
 
 
 def _over_seeds(of_one: Callable[..., Any], *stacks: dict[str, Tensor]) -> Any:
-    """A function of one model for all of a stack; of a single one as it is, which is faster."""
+    """Return a function of one model for all of a stack; of a single one as it is, which is faster."""
     if len(next(iter(stacks[0].values()))) > 1:
         return vmap(of_one)(*stacks)
     found = of_one(*({name: tensor[0] for name, tensor in stack.items()} for stack in stacks))
@@ -85,8 +85,8 @@ def watch(model: nn.Module, loss: LossName, inputs: Tensor) -> Watched:
     """The exact laws of a model on such inputs, what looks like them, and what the paper says of routers."""
     like = next(model.parameters())
     x = inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
-    found = recognize(model, x, loss="cross_entropy" if loss == "cross_entropy" else "any")
-    exact = found.select(lambda symmetry: symmetry.exact)
+    laws = recognize(model, x, loss="cross_entropy" if loss == "cross_entropy" else "any")
+    exact = laws.select(lambda symmetry: symmetry.exact)
     false = exact.baselines()
     claimed = tuple(_claimed(model))
     known = {symmetry.name for symmetry in exact}
@@ -163,19 +163,19 @@ class Recording:
         self.losses.append(loss.double().tolist())
 
     def quantities(self, theta: Stacked) -> list[tuple[Quantity, ...]]:
-        """Every family, for every seed in the order of the stack."""
+        """Return every family, for every seed in the order of the stack."""
         units = {name: change.unit() for name, change in self.watched.changes(self.reference, theta).items()}
         # The mean over h_i of C/‖h_i(θ_0)‖: times Σ τ², equation (9) in units of equation (10).
         slopes = {name: (value / units[name]).mean(-1).tolist() for name, value in self.steepest.items()}
         families: dict[str, list[int]] = {}
         for place, symmetry in enumerate(self.watched.laws):
             families.setdefault(symmetry.family, []).append(place)
-        found = []
+        result = []
         for seed in range(len(self.losses[0])):
             table = torch.stack([step[seed] for step in self.measured])
             of_seed = {name: each[seed] for name, each in slopes.items()}
-            found.append(tuple(self._quantity(family, table[:, at], at, of_seed) for family, at in families.items()))
-        return found
+            result.append(tuple(self._quantity(family, table[:, at], at, of_seed) for family, at in families.items()))
+        return result
 
     def _quantity(self, family: str, table: Tensor, places: list[int], slopes: Mapping[str, float]) -> Quantity:
         symmetries = [self.watched.laws.symmetries[place] for place in places]

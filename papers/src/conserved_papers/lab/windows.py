@@ -51,7 +51,7 @@ class Window:
 def windows(run: Trajectory, family: str) -> list[Window]:
     """Early, middle and late, as far as the run went; windows with fewer than three recorded steps are left out."""
     quantity = run.quantity(family)
-    found = []
+    result = []
     for name, (begin, end) in WINDOWS.items():
         low, high = max(_FIRST, begin * run.planned), end * run.planned
         places = [place for place, step in enumerate(run.at) if low <= step <= high and quantity.drift[place] > 0]
@@ -62,7 +62,7 @@ def windows(run: Trajectory, family: str) -> list[Window]:
         predicted = None
         if quantity.ledger is not None and not quantity.linear:
             predicted = slope(squares, [quantity.ledger["predicted"][p] for p in places])
-        found.append(
+        result.append(
             Window(
                 name=name,
                 first=run.at[places[0]],
@@ -72,7 +72,7 @@ def windows(run: Trajectory, family: str) -> list[Window]:
                 predicted_in_squares=predicted,
             )
         )
-    return found
+    return result
 
 
 def in_step_size_at(

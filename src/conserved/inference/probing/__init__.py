@@ -1,7 +1,7 @@
 """Which symmetries a function has of which nothing is known but its values: its inputs are moved."""
 
 from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg
-from conserved.inference.probing.numerical_function import Uncheckable
+from conserved.inference.probing.numerical_function import UncheckableError
 from conserved.inference.probing.symmetry_search import Probe, probe
 
-__all__ = ["Axis", "Group", "Probe", "ProbedSymmetry", "TensorLeg", "Uncheckable", "probe"]
+__all__ = ["Axis", "Group", "Probe", "ProbedSymmetry", "TensorLeg", "UncheckableError", "probe"]

@@ -108,21 +108,21 @@ def spread(values: Tensor, leg: TensorLeg, ndim: int) -> Tensor:
 
 
 def gather(tensor: Tensor, leg: TensorLeg) -> Tensor:
-    """The sums of a tensor over everything that shares a coordinate: the adjoint of `spread`."""
+    """Return the sums of a tensor over everything that shares a coordinate: the adjoint of `spread`."""
     kept = [axis.axis for axis in leg.axes]
     rest = [place for place in range(tensor.ndim) if place not in kept]
-    found = tensor.permute([*kept, *rest])
-    found = found.flatten(len(kept)).sum(-1) if rest else found
+    result = tensor.permute([*kept, *rest])
+    result = result.flatten(len(kept)).sum(-1) if rest else result
     for place, axis in enumerate(leg.axes):
         if axis.every > 1:
-            size = found.shape[place] // axis.every
+            size = result.shape[place] // axis.every
             parts = (axis.every, size) if axis.tiled else (size, axis.every)
-            found = found.unflatten(place, parts).sum(place if axis.tiled else place + 1)
-    return found
+            result = result.unflatten(place, parts).sum(place if axis.tiled else place + 1)
+    return result
 
 
 def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tensor) -> dict[str, Tensor]:
-    """Every leg multiplied by two to the `powers` of its coordinates, times its degree."""
+    """Return every leg multiplied by two to the `powers` of its coordinates, times its degree."""
     moved = dict(tensors)
     for leg in symmetry.legs:
         tensor = tensors[leg.name]
@@ -132,7 +132,7 @@ def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tens
 
 
 def shifted(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Tensor) -> dict[str, Tensor]:
-    """Every leg with the amounts of its coordinates added, times its degree."""
+    """Return every leg with the amounts of its coordinates added, times its degree."""
     moved = dict(tensors)
     for leg in symmetry.legs:
         tensor = tensors[leg.name]
@@ -168,17 +168,17 @@ def outer(left: Tensor, right: Tensor, leg: TensorLeg) -> Tensor:
         ordered = tensor.permute(*kept[:-1], *rest, kept[-1])
         return ordered.flatten(len(kept) - 1, -2) if rest else ordered.unsqueeze(-2)
 
-    found = laid(left).transpose(-1, -2) @ laid(right)
+    result = laid(left).transpose(-1, -2) @ laid(right)
     for place, axis in enumerate(leg.axes[:-1]):
         if axis.every > 1:
-            size = found.shape[place] // axis.every
+            size = result.shape[place] // axis.every
             parts = (axis.every, size) if axis.tiled else (size, axis.every)
-            found = found.unflatten(place, parts).sum(place if axis.tiled else place + 1)
-    return found
+            result = result.unflatten(place, parts).sum(place if axis.tiled else place + 1)
+    return result
 
 
 def generator_part(group: Group, matrix: Tensor, pairs: str) -> Tensor:
-    """What of Σ dT_i T_j vanishes for this group of matrices."""
+    """Return what of Σ dT_i T_j vanishes for this group of matrices."""
     if group is Group.ROTATION:
         return matrix - matrix.transpose(-1, -2)
     if group is Group.PAIRED:

@@ -100,10 +100,10 @@ class Scanner:
             self.known[name, shift] = found is not None and self._shows(found)
         return self.known[name, shift]
 
-    def _shows(self, found: Values) -> bool:
+    def _shows(self, values: Values) -> bool:
         """Whether every output that changed at all, and at least one, changed far beyond its rounding."""
         changed = []
-        for out, before, noise in zip(found, self.outs, self.noise, strict=True):
+        for out, before, noise in zip(values, self.outs, self.noise, strict=True):
             if not torch.equal(out, before):
                 rounding = _TYPICAL * (rms(noise) + self.unit * rms(before))
                 changed.append(rms(wide(out) - wide(before)) > _TELLING * rounding)
@@ -199,11 +199,11 @@ def _divides(size: int, count: int) -> list[Axis]:
 
 
 def followers(
-    scanner: Scanner, group: Group, found: Values, powers: Tensor, degrees: Sequence[float], index: int
+    scanner: Scanner, group: Group, values: Values, powers: Tensor, degrees: Sequence[float], index: int
 ) -> tuple[Axis | None, ...] | None:
     """For each output the axis along which it moved with the field, None where it stayed; None if one did neither."""
     axes: list[Axis | None] = []
-    for place, out in enumerate(found):
+    for place, out in enumerate(values):
         before = scanner.outs[place]
         if degrees[place] == 0:
             exact, error = scanner.fits(place, out, before)
@@ -228,10 +228,10 @@ def followers(
     return tuple(axes)
 
 
-def _degrees(scanner: Scanner, found: Values, group: Group, amount: float) -> list[float] | None:
+def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> list[float] | None:
     """By which power each output follows a common factor, or by which multiple a common shift; None if it does not."""
     degrees = []
-    for place, out in enumerate(found):
+    for place, out in enumerate(values):
         before, after = wide(scanner.outs[place]), wide(out)
         if group is Group.SCALING:
             ratio = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
@@ -252,13 +252,13 @@ def _carriers(shape: Sequence[int], axis: int, *, divisors: bool) -> list[Axis]:
     size = shape[axis]
     if size < 2:
         return []
-    found = [Axis(axis=axis)]
+    result = [Axis(axis=axis)]
     if divisors:
         few = [every for every in range(2, size) if size % every == 0][:_DIVISORS]
-        found += [Axis(axis=axis, every=every, tiled=tiled) for every in few for tiled in (False, True)]
+        result += [Axis(axis=axis, every=every, tiled=tiled) for every in few for tiled in (False, True)]
     elif size % 2 == 0 and size > 2:
-        found += [Axis(axis=axis, every=2), Axis(axis=axis, every=2, tiled=True)]
-    return found
+        result += [Axis(axis=axis, every=2), Axis(axis=axis, every=2, tiled=True)]
+    return result
 
 
 def _together(

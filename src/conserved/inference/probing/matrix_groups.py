@@ -18,7 +18,7 @@ _ENTRIES = 2**24
 
 
 def mixing_symmetries(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
-    """What was found, with groups of matrices beside the scalings that are part of them."""
+    """Return what was found, with groups of matrices beside the scalings that are part of them."""
     result = list(found)
     for symmetry in found:
         if symmetry.group is Group.SCALING and not scanner.late:
@@ -28,9 +28,9 @@ def mixing_symmetries(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list
 
 def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
     """GL(n) on each coordinate whose scalings hold entry by entry, rotations where they hold for pairs."""
-    found: list[ProbedSymmetry] = []
+    result: list[ProbedSymmetry] = []
     if len(symmetry.legs) < 2 or any(abs(leg.degree) != 1 for leg in symmetry.legs):
-        return found
+        return result
     for place, size in enumerate(symmetry.sizes):
         steps = {leg.axes[place].every for leg in symmetry.legs}
         layouts = {leg.axes[place].tiled for leg in symmetry.legs}
@@ -52,8 +52,8 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
         pairs = "" if every == 1 else ("halves" if layouts.pop() else "adjacent")
         wider = ProbedSymmetry(group=group, sizes=(*others, width), legs=legs, pairs=pairs)
         checked = _confirmed(scanner, wider)
-        found += [checked] if checked is not None else []
-    return found
+        result += [checked] if checked is not None else []
+    return result
 
 
 def _rotations(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:

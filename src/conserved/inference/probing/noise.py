@@ -33,7 +33,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def by_row(square: Tensor) -> Tensor:
-    """The mean over as many trailing axes as make a fair sample, kept as axes of size one."""
+    """Return the mean over as many trailing axes as make a fair sample, kept as axes of size one."""
     dims: list[int] = []
     count = 1
     for axis in range(square.ndim - 1, -1, -1):
@@ -76,7 +76,7 @@ def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor
 
 
 def step_of(function: NumericalFunction) -> float:
-    """How far apart the points are, relative to the entries."""
+    """Return how far apart the points are, relative to the entries."""
     step = _STEP[function.precision]
     if function.precision == torch.float32 and function.values[0].is_cuda:
         step = _TENSOR_CORE_STEP
@@ -86,7 +86,7 @@ def step_of(function: NumericalFunction) -> float:
 def measure_noise(
     function: NumericalFunction, gradients: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0
 ) -> FunctionNoise:
-    """The noise of outputs and gradients around the function's inputs, from five forward and backward passes.
+    """Return the noise of outputs and gradients around the function's inputs, from five forward and backward passes.
 
     Args:
         function: the function at its inputs.
@@ -162,10 +162,10 @@ def _deviation(points: Sequence[Tensor]) -> Tensor:
 
 
 def _output_deviation(points: Sequence[Tensor], precision: torch.dtype) -> Tensor:
-    found = _deviation(points)
+    result = _deviation(points)
     if points[2].numel() < _FEW:
-        found = found + 2 * max(UNIT[precision], UNIT[torch.float32]) * points[2].abs()
-    return found
+        result = result + 2 * max(UNIT[precision], UNIT[torch.float32]) * points[2].abs()
+    return result
 
 
 def noise_of(points: Sequence[Tensor]) -> Tensor:

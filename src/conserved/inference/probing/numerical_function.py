@@ -19,7 +19,7 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-1
 """Half the distance from one to the next number: the relative error of one rounding, by precision."""
 
 
-class Uncheckable(InvalidInputError, ValueError):
+class UncheckableError(InvalidInputError, ValueError):
     """The function cannot be checked as it was given; the message says why and what to do."""
 
 
@@ -49,7 +49,7 @@ class NumericalFunction:
         return max((value.dtype for value in self.values), key=lambda dtype: UNIT[dtype])
 
     def outputs(self, values: Sequence[Tensor]) -> Values:
-        """The differentiable outputs at `values`."""
+        """Return the differentiable outputs at `values`."""
         # A compiled function is compiled again for calls without gradients: one graph for each shape is enough.
         graph = self.eager is not None
         with torch.set_grad_enabled(graph):
@@ -90,13 +90,13 @@ class NumericalFunction:
 
 
 def copied(value: Tensor) -> Tensor:
-    """The same numbers with the same strides in memory of their own."""
+    """Return the same numbers with the same strides in memory of their own."""
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value.detach())
 
 
 def tensors_in(returned: Any) -> list[Tensor]:
-    """The floating-point tensors in what a function returned, in the order they appear."""
+    """Return the floating-point tensors in what a function returned, in the order they appear."""
     if isinstance(returned, Tensor):
         return [returned] if returned.is_floating_point() else []
     if isinstance(returned, Mapping):
@@ -107,7 +107,7 @@ def tensors_in(returned: Any) -> list[Tensor]:
 
 
 def device_of(tensors: Sequence[Any], keywords: Mapping[str, Any]) -> torch.device:
-    """Where a function will run: the device of its first tensor."""
+    """Return where a function will run: the device of its first tensor."""
     given = [value for value in (*tensors, *keywords.values()) if isinstance(value, Tensor)]
     return given[0].device if given else torch.device("cpu")
 
@@ -139,7 +139,7 @@ def function_of(
     names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> NumericalFunction:
-    """The function to be checked; raises Uncheckable with one sentence where it cannot be.
+    """Return the function to be checked; raises UncheckableError with one sentence where it cannot be.
 
     Args:
         fn: any callable; of a module, the parameters become inputs too.
@@ -149,7 +149,7 @@ def function_of(
         seed: of the random numbers the function itself may draw.
     """
     if not callable(fn):
-        raise Uncheckable(f"A function is needed, and {type(fn).__name__} cannot be called.")
+        raise UncheckableError(f"A function is needed, and {type(fn).__name__} cannot be called.")
     own = _autograd_function(fn)
     title = getattr(own or fn, "__name__", None) or type(fn).__name__
     slots = _slots(fn, tensors, keywords)
@@ -158,7 +158,7 @@ def function_of(
     chosen = tuple(name for name, _ in found)
     if names is not None:
         if len(names) != len(found):
-            raise Uncheckable(f"{len(names)} names for {len(found)} floating-point inputs ({', '.join(chosen)}).")
+            raise UncheckableError(f"{len(names)} names for {len(found)} floating-point inputs ({', '.join(chosen)}).")
         chosen = tuple(names)
 
     def called_as(target: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
@@ -178,7 +178,7 @@ def function_of(
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The function inside `torch.compile`; None if it is not compiled."""
+    """Return the function inside `torch.compile`; None if it is not compiled."""
     if isinstance(fn, nn.Module):
         inner = fn._modules.get("_orig_mod")
         return _Prefixed(inner) if inner is not None else None
@@ -198,7 +198,7 @@ class _Prefixed(nn.Module):
 
 
 def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Every argument with its name: positional, keyword, and the parameters of a module."""
+    """Return every argument with its name: positional, keyword, and the parameters of a module."""
     own = _autograd_function(fn)
     target = fn.forward if isinstance(fn, nn.Module) else own.forward if own else fn
     try:
@@ -217,7 +217,7 @@ def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str
 
 
 def _autograd_function(fn: Callable[..., Any]) -> type[torch.autograd.Function] | None:
-    """The autograd function whose `apply` this is, whose `forward` has the names of its inputs."""
+    """Return the autograd function whose `apply` this is, whose `forward` has the names of its inputs."""
     owner = getattr(fn, "__self__", None)
     mine = isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
     return owner if mine else None
@@ -247,17 +247,19 @@ def _refuse_unusable(title: str, given: Sequence[Any], found: Sequence[tuple[str
     if not found:
         kinds = sorted({str(value.dtype)[6:] for value in given if isinstance(value, Tensor)})
         told = f"only tensors of {', '.join(kinds)}" if kinds else "no tensor"
-        raise Uncheckable(f"{title} was given {told}; a gradient needs at least one non-empty floating-point tensor.")
+        raise UncheckableError(
+            f"{title} was given {told}; a gradient needs at least one non-empty floating-point tensor."
+        )
     for name, value in found:
         if value.dtype not in UNIT:
-            raise Uncheckable(f"{name} is {str(value.dtype)[6:]}; gradients are checked in {_known()}.")
+            raise UncheckableError(f"{name} is {str(value.dtype)[6:]}; gradients are checked in {_known()}.")
         if not torch.isfinite(value).all():
-            raise Uncheckable(f"{name} contains infinities or NaN; a check needs finite inputs.")
+            raise UncheckableError(f"{name} contains infinities or NaN; a check needs finite inputs.")
     if any(isinstance(value, Tensor) and value.is_complex() for value in given):
-        raise Uncheckable(f"{title} takes complex tensors; split them into real and imaginary parts to check it.")
+        raise UncheckableError(f"{title} takes complex tensors; split them into real and imaginary parts to check it.")
     devices = {str(value.device) for _, value in found}
     if len(devices) > 1:
-        raise Uncheckable(f"Inputs lie on {' and '.join(sorted(devices))}; put them on one device.")
+        raise UncheckableError(f"Inputs lie on {' and '.join(sorted(devices))}; put them on one device.")
 
 
 def _known() -> str:
@@ -267,7 +269,7 @@ def _known() -> str:
 def _settled(
     title: str, call: Callable[[Sequence[Tensor]], Any], names: tuple[str, ...], values: Values, seed: int
 ) -> NumericalFunction:
-    """The function after one trial call: which outputs are differentiable, whether inputs are overwritten."""
+    """Return the function after one trial call: which outputs are differentiable, whether inputs are overwritten."""
     notes: list[str] = []
     copying = False
     copies = [value.detach().clone() for value in values]
@@ -287,22 +289,24 @@ def _settled(
         which = ", ".join(written) or "an input"
         notes.append(f"{title} writes into {which} while it runs; every call was given a copy.")
     if not outs:
-        raise Uncheckable(
+        raise UncheckableError(
             f"{title} returned no floating-point tensor; return the outputs whose gradient is to be checked."
         )
     differentiable = tuple(place for place, out in enumerate(outs) if out.requires_grad and out.numel() > 0)
     if not differentiable:
-        raise Uncheckable(
+        raise UncheckableError(
             f"No output of {title} is connected to its inputs (no grad_fn): it runs under no_grad, detaches, or leaves "
             "the graph. There is no backward to check."
         )
     for place in differentiable:
         if not torch.isfinite(outs[place]).all():
-            raise Uncheckable(
+            raise UncheckableError(
                 f"{title} returned infinities or NaN on these inputs; give it inputs it can be computed on."
             )
         if outs[place].dtype not in UNIT:
-            raise Uncheckable(f"{title} returned {str(outs[place].dtype)[6:]}; gradients are checked in {_known()}.")
+            raise UncheckableError(
+                f"{title} returned {str(outs[place].dtype)[6:]}; gradients are checked in {_known()}."
+            )
     out_names = ("out",) if len(differentiable) == 1 else tuple(f"out{place}" for place in differentiable)
     if len(differentiable) < len(outs):
         left = len(outs) - len(differentiable)

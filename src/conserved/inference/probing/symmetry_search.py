@@ -21,7 +21,7 @@ from conserved.inference.probing.noise import measure_output_noise, step_of
 from conserved.inference.probing.numerical_function import (
     UNIT,
     NumericalFunction,
-    Uncheckable,
+    UncheckableError,
     Values,
     device_of,
     function_of,
@@ -53,7 +53,7 @@ class Probe:
     complete: bool
 
     def of(self, *names: str) -> tuple[ProbedSymmetry, ...]:
-        """The symmetries that move all of some tensors.
+        """Return the symmetries that move all of some tensors.
 
         Args:
             *names: names of inputs or outputs.
@@ -96,17 +96,17 @@ def probe(
         A `Probe`: which axes of which inputs and outputs move together, and by which group.
 
     Raises:
-        Uncheckable: the function cannot be run on these inputs, or returns infinities or NaN.
+        UncheckableError: the function cannot be run on these inputs, or returns infinities or NaN.
     """
     with repeatable(device_of(tensors, keywords)):
         return probe_function(function_of(fn, tensors, keywords, names=names, seed=seed), seconds=seconds)
 
 
 def probe_function(function: NumericalFunction, *, unit: float | None = None, seconds: float = 60.0) -> Probe:
-    """The same for a function already prepared; `unit` is its relative rounding where that is known."""
+    """Return the same for a function already prepared; `unit` is its relative rounding where that is known."""
     outs = function.outputs(function.values)
     if not all(bool(torch.isfinite(out).all()) for out in outs):
-        raise Uncheckable(f"{function.title} returned infinities or NaN on these inputs.")
+        raise UncheckableError(f"{function.title} returned infinities or NaN on these inputs.")
     scanner = scanner_of(function, outs, unit=unit, seconds=seconds)
     found = scalings(scanner)
     found += translations(scanner)
@@ -122,7 +122,7 @@ def probe_function(function: NumericalFunction, *, unit: float | None = None, se
 
 
 def scanner_of(function: NumericalFunction, outs: Values, *, unit: float | None, seconds: float) -> Scanner:
-    """What the search works with: the function at its inputs, and the noise of its outputs."""
+    """Return what the search works with: the function at its inputs, and the noise of its outputs."""
     return Scanner(
         function=function,
         outs=outs,

@@ -94,13 +94,13 @@ def _zeros(s: Step) -> Known:
 )
 def constant(s: Step) -> Known | list[Known]:
     """Nothing that moves comes out: what is made, drawn, compared or counted."""
-    found: list[Known] = [FIXED] * max(1, len(s.operation.results))
-    return found
+    result: list[Known] = [FIXED] * max(1, len(s.operation.results))
+    return result
 
 
 @rule("eq", "ne", "lt", "le", "gt", "ge")
 def _compared(s: Step) -> Known:
-    """Which side of a threshold a value is on depends on its scale, unless the threshold is zero."""
+    """Return which side of a threshold a value is on depends on its scale, unless the threshold is zero."""
     left, right = s.arg(0), s.arg(1)
     for value, other in ((left, right), (right, left)):
         threshold = number(other, s)
@@ -118,7 +118,7 @@ def _copy(s: Step) -> Known:
 
 @rule("native_dropout")
 def _dropout(s: Step) -> Any:
-    """A random mask keeps positive scales and mixes nothing."""
+    """Return a random mask keeps positive scales and mixes nothing."""
     if s.arg(2) is False or s.arg(1) == 0:
         return [s.raw(s.arg(0)), FIXED]
     x = s.type(s.arg(0))

@@ -34,7 +34,7 @@ class OperandAxes:
 
 
 def contraction(s: Step, left: Any, right: Any, axes: OperandAxes) -> Type:
-    """The type of a sum of products, Σ left · right, over the axes that are not in the result.
+    """Return the type of a sum of products, Σ left · right, over the axes that are not in the result.
 
     Args:
         s: the operation.
@@ -87,7 +87,7 @@ def first_contraction(
 ) -> Type:
     """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
     moved_view = view.moved(place)
-    own = sorted({dim for one in moved_view.coordinates for dim in one.dims})
+    own = sorted({dim for coordinate in moved_view.coordinates for dim in coordinate.dims})
     virtual, counts = virtual_axes(moved_view)
     kept = [dim for dim in own if dim not in axes.summed]
     fields = []
@@ -101,7 +101,9 @@ def first_contraction(
             fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
     else:
         # A charge that all of the partner has can be taken up here, so that what comes out does not have it.
-        touching = [one for one in partner.factors if one.touches(axes.summed) or not (one.dims or one.virtual)]
+        touching = [
+            factor for factor in partner.factors if factor.touches(axes.summed) or not (factor.dims or factor.virtual)
+        ]
         for group in components([one for one in touching if one.dims or one.virtual]):
             foreign = sorted({dim for one in group for dim in one.dims if dim not in own})
             other_axes = [axis for one in group for axis in one.virtual if not any(axis.same(v) for v in virtual)]
@@ -138,7 +140,7 @@ def batched_product(s: Step, left: Any, right: Any) -> Type:
 
 
 def matrix_product(s: Step, left: Any, right: Any) -> Type:
-    """The product of two matrices."""
+    """Return the product of two matrices."""
     n, k = s.shape(left)
     m = s.shape(right)[1]
     return contraction(s, left, right, OperandAxes((0, 1), (1, 2), (0, 2), {0: n, 1: k, 2: m}))
@@ -167,7 +169,7 @@ def _linear(s: Step) -> Known:
 
 
 def with_bias(s: Step, result: Known, bias: Any, factor: Number = 1.0) -> Type:
-    """A product to which a parameter or tensor is added."""
+    """Return a product to which a parameter or tensor is added."""
     assert isinstance(result, Type)
     if factor == 0:
         return result
@@ -204,7 +206,7 @@ def _addmv(s: Step) -> Known:
 
 @rule("convolution", "convolution_overrideable", "_convolution")
 def _convolution(s: Step) -> Known:
-    """A contraction over channels (within groups) that mixes places: nothing may depend on the place.
+    """Return a contraction over channels (within groups) that mixes places: nothing may depend on the place.
 
     An axis along which the kernel has one entry and stays in place is not mixed: what is there may differ.
     """
@@ -257,7 +259,7 @@ def _convolution(s: Step) -> Known:
         known_b = first_use(
             s.engine,
             known_b,
-            [Field(tuple(0 for _ in one.dims), one.atoms, one.weight) for one in fields],
+            [Field(tuple(0 for _ in field.dims), field.atoms, field.weight) for field in fields],
             role="bias",
             entries=True,
         )
@@ -271,7 +273,7 @@ def _each(given: Any, count: int) -> list[int]:
 
 
 def conv_contraction(s: Step, left: Type, raw: Known, axes: OperandAxes, kernel: int) -> Type:
-    """The contraction over the channels of a group, with a kernel that is the same at every place."""
+    """Return the contraction over the channels of a group, with a kernel that is the same at every place."""
     engine = s.engine
     place = Renumber(axes.right)
     x = Renumber(axes.left).type(left)

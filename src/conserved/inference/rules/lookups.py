@@ -46,16 +46,16 @@ def _embedding(s: Step) -> Known:
 def looked_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
     """A type after its first axis was looked up by an index that varies along `places`."""
     shifts, images = [], []
-    for one in source.shifts:
-        if 0 in one.dims:
-            varies = frozenset(new for dim in one.dims if dim for new in move.carry(dim)) | places
-            images.append(Image(s.engine.key(), varies, distinct(one.atoms)))
+    for shift in source.shifts:
+        if 0 in shift.dims:
+            varies = frozenset(new for dim in shift.dims if dim for new in move.carry(dim)) | places
+            images.append(Image(s.engine.key(), varies, distinct(shift.atoms)))
         else:
-            shifts.append(move.field(one))
+            shifts.append(move.field(shift))
     for image in source.images:
         varies = frozenset(new for dim in image.varies if dim for new in move.carry(dim))
         images.append(Image(s.engine.key(), varies | (places if 0 in image.varies else frozenset()), image.atoms))
-    return Type(tuple(move.field(one) for one in source.factors), tuple(shifts), tuple(images), source.zero)
+    return Type(tuple(move.field(factor) for factor in source.factors), tuple(shifts), tuple(images), source.zero)
 
 
 LOOKED_UP = 2048
@@ -88,7 +88,7 @@ def _index(s: Step) -> Known:
         return one_index(s, x, known, used[0], indices[used[0]])
     type_ = s.type(x)
     factors = s.engine.uniform(type_.factors, used)
-    if any(one.touches(used) for one in type_.shifts) or any(one.varies & set(used) for one in type_.images):
+    if any(shift.touches(used) for shift in type_.shifts) or any(image.varies & set(used) for image in type_.images):
         s.engine.steady(type_)
         type_ = Type(tuple(factors), zero=type_.zero)
     # Where the looked-up axes go: to the place of the first if the indexed axes are neighbours, else to the front.
@@ -113,11 +113,11 @@ def compressed(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type
     move = Renumber(tuple(places))
     shifts = []
     images = list(type_.images)
-    for one in type_.shifts:
-        if one.touches(covered):
-            images.append(Image(s.engine.key(), frozenset(one.occupied), distinct(one.atoms)))
+    for shift in type_.shifts:
+        if shift.touches(covered):
+            images.append(Image(s.engine.key(), frozenset(shift.occupied), distinct(shift.atoms)))
         else:
-            shifts.append(one)
+            shifts.append(shift)
     found = []
     for image in images:
         varies = frozenset(new for dim in image.varies if dim not in covered for new in move.carry(dim))
@@ -154,10 +154,12 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
         )
 
     if isinstance(known, ReadPart):
-        if shape[dim] <= LOOKED_UP and not any(dim in v.dims for one in known.coordinates for v in one.virtual):
+        if shape[dim] <= LOOKED_UP and not any(
+            dim in v.dims for coordinate in known.coordinates for v in coordinate.virtual
+        ):
             return replace(known, coordinates=tuple(map(field, known.coordinates)))
         known = s.type(x)
-    touching = [one for one in known.factors if one.touches([dim])]
+    touching = [factor for factor in known.factors if factor.touches([dim])]
     if touching and (shape[dim] > LOOKED_UP or any(one.virtual for one in touching)):
         level = s.engine.uniform(known.factors, [dim])
         factors = tuple(map(move.field, level))
@@ -206,17 +208,19 @@ def _gather(s: Step) -> Any:
                 type_ = cut(s, type_, d, np.arange(taken_size), size)
     s.engine.split_by(type_.factors, range(count) if index is None else expanded_less(s, index), batch=False)
     factors = s.engine.uniform(type_.factors, [dim])
-    shifts = [one for one in type_.shifts if not one.touches([dim])]
-    touched = [one for one in type_.shifts if one.touches([dim])]
+    shifts = [shift for shift in type_.shifts if not shift.touches([dim])]
+    touched = [shift for shift in type_.shifts if shift.touches([dim])]
     everything = frozenset(range(count))
     images = [Image(s.engine.key(), everything, distinct(one.atoms)) for one in touched]
-    images += [one if dim not in one.varies else Image(s.engine.key(), everything, one.atoms) for one in type_.images]
+    images += [
+        image if dim not in image.varies else Image(s.engine.key(), everything, image.atoms) for image in type_.images
+    ]
     result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
     return [result] + [FIXED] * (len(s.operation.results) - 1)
 
 
 def expanded_less(s: Step, ref: Any) -> set[int]:
-    """The axes along which a tensor varies; not those it was expanded along."""
+    """Return the axes along which a tensor varies; not those it was expanded along."""
     shape = s.shape(ref)
     maker = s.program.maker(ref.value) if isinstance(ref, ValueRef) else None
     if maker is not None and base_name(maker.name) == "aten::expand" and isinstance(maker.args[0], ValueRef):
@@ -233,7 +237,7 @@ _SAME_ENTRIES = ("expand", "unsqueeze", "view", "clone", "_to_copy", "slice", "s
 
 
 def distinct_places(s: Step, ref: Any) -> bool:
-    """Whether an index is known to name no place twice.
+    """Return whether an index is known to name no place twice.
 
     Where it does, which entry stays is not defined, and PyTorch's backward gives a gradient to the others as well.
     """

@@ -23,14 +23,14 @@ def _softmax(s: Step) -> Known:
     if not s.out or s.out[dim] == 1:
         return FIXED
     s.engine.equate(x.factors, ())
-    for one in x.factors:
-        s.engine.partition.shatter(one.atoms)
+    for factor in x.factors:
+        s.engine.partition.shatter(factor.atoms)
     s.engine.forget_shift(x, [dim])
     return FIXED
 
 
 def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, centres: bool) -> Type:
-    """The type of x over its size along some axes: a scale common along them is forgotten, up to ε.
+    """Return the type of x over its size along some axes: a scale common along them is forgotten, up to ε.
 
     Args:
         s: the operation.
@@ -43,8 +43,8 @@ def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, c
         The type of the output, which does not move.
     """
     left = s.engine.uniform(x.factors, dims)
-    for one in x.factors:
-        s.engine.partition.shatter(one.atoms)
+    for factor in x.factors:
+        s.engine.partition.shatter(factor.atoms)
     if epsilon and left:
         s.engine.equate(left, (), soft=epsilon)
     if centres:
@@ -55,7 +55,7 @@ def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, c
 
 
 def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
-    """A gain and a bias over `dims` on something that does not move."""
+    """Return a gain and a bias over `dims` on something that does not move."""
     result = FIXED
     place = Renumber(tuple(dims))
     for ref in (weight, bias):
@@ -73,7 +73,8 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
         known = s.raw(bias)
         if isinstance(known, ReadPart):
             fields = [
-                Field(tuple(dims.index(dim) for dim in one.dims), one.atoms, one.weight) for one in result.factors
+                Field(tuple(dims.index(dim) for dim in factor.dims), factor.atoms, factor.weight)
+                for factor in result.factors
             ]
             known = first_use(s.engine, known, fields, role="bias", entries=True)
         result = added(s.engine, result if weight is not None else FIXED, place.type(known))
@@ -158,8 +159,8 @@ def _weight_norm(s: Step) -> Any:
     type_ = s.type(v)
     dims = [d for d in range(len(s.out)) if d != at(dim, len(s.out))]
     s.engine.uniform(type_.factors, dims)
-    for one in type_.factors:
-        s.engine.partition.shatter(one.atoms)
+    for factor in type_.factors:
+        s.engine.partition.shatter(factor.atoms)
     s.engine.steady(type_)
     if any(s.program.is_read(number) for number in s.operation.results[1:]):
         s.engine.zero(type_)

@@ -29,7 +29,7 @@ from conserved.inference.types import (
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
 def reshape(s: Step) -> Known:
-    """The same entries in the same order, in another shape."""
+    """Return the same entries in the same order, in another shape."""
     x = s.arg(0)
     old, new = s.shape(x), s.out
     if prod(old) == 0 or (len(s.operation.args) > 1 and not isinstance(s.arg(1), list | tuple)):
@@ -95,7 +95,7 @@ def _expand(s: Step) -> Known:
     "lift_fresh_copy",
 )
 def same(s: Step) -> Known:
-    """A copy, perhaps in another precision."""
+    """Return a copy, perhaps in another precision."""
     dtype = s.program.values[s.operation.results[0]].dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return FIXED
@@ -126,16 +126,16 @@ def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
 
 
 def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
-    """A type of which some entries along an axis are taken."""
+    """Return a type of which some entries along an axis are taken."""
     whole = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
     if not whole:
         # Entries that are taken, or taken more often, do not mix with the others.
         chosen = np.bincount(np.atleast_1d(index), minlength=size)
-        for one in known.factors:
-            if dim in one.dims:
-                axis = len(one.virtual) + one.dims.index(dim)
-                keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(one.atoms.ndim)))
-                s.engine.partition.split(one.atoms, np.broadcast_to(keys, one.atoms.shape), batch=False)
+        for factor in known.factors:
+            if dim in factor.dims:
+                axis = len(factor.virtual) + factor.dims.index(dim)
+                keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(factor.atoms.ndim)))
+                s.engine.partition.split(factor.atoms, np.broadcast_to(keys, factor.atoms.shape), batch=False)
     return known if whole else Take(dim, index).type(known)
 
 
@@ -152,12 +152,12 @@ def _split(s: Step) -> list[Known]:
     x = s.arg(0)
     shape = s.shape(x)
     dim = at(s.arg(2, "dim", 0), len(shape))
-    found, start = [], 0
+    result, start = [], 0
     for number in s.operation.results:
         size = s.program.values[number].shape[dim]
-        found.append(taken(s, x, dim, np.arange(start, start + size)))
+        result.append(taken(s, x, dim, np.arange(start, start + size)))
         start += size
-    return found
+    return result
 
 
 @rule("unbind", "unbind_copy")
@@ -171,16 +171,18 @@ def _unbind(s: Step) -> list[Known]:
 def _deal_out(s: Step) -> Known:
     """Entries of the first axis go to other processes: the type stays where no motion differs along that axis."""
     found = s.type(s.arg(0))
-    if any(one.touches((0,)) for one in found.factors):
+    if any(factor.touches((0,)) for factor in found.factors):
         return fix_all(s)
-    uneven = tuple(one for one in found.shifts if one.touches((0,)))
+    uneven = tuple(shift for shift in found.shifts if shift.touches((0,)))
     s.engine.zero(Type(shifts=uneven, strands=found.strands))
     # Data of other processes are other data: what was multiplied with them is another map of the same shift.
     images = tuple(
-        replace(one, key=moved_key(one.key, s.operation.name, s.operation.results[0])) if 0 in one.varies else one
-        for one in found.images
+        replace(image, key=moved_key(image.key, s.operation.name, s.operation.results[0]))
+        if 0 in image.varies
+        else image
+        for image in found.images
     )
-    shifts = tuple(one for one in found.shifts if not one.touches((0,)))
+    shifts = tuple(shift for shift in found.shifts if not shift.touches((0,)))
     return replace(found, shifts=shifts, images=images, strands=())
 
 
@@ -250,10 +252,10 @@ def _positions(base: Any, view: Any) -> np.ndarray | None:
 
     def places(sizes: Sequence[int], jumps: Sequence[int], first: int) -> np.ndarray:
         grid = np.indices(sizes) if sizes else np.zeros((0, 1), dtype=np.int64)
-        found = np.full(tuple(sizes), first, dtype=np.int64)
+        result = np.full(tuple(sizes), first, dtype=np.int64)
         for axis, jump in enumerate(jumps):
-            found = found + grid[axis] * jump
-        return found
+            result = result + grid[axis] * jump
+        return result
 
     held = places(shape, strides, offset).reshape(-1)
     order = np.argsort(held)
@@ -265,7 +267,7 @@ def _positions(base: Any, view: Any) -> np.ndarray | None:
 
 
 def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) -> Type:
-    """The type of a tensor whose entries are those of another one at given positions."""
+    """Return the type of a tensor whose entries are those of another one at given positions."""
     index = np.unravel_index(positions, tuple(shape)) if shape else ()
     dims = tuple(range(positions.ndim))
 
@@ -278,7 +280,9 @@ def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) 
 
     source = unvirtual(s.engine, source)
     everything = frozenset(dims)
-    images = tuple(replace(one, key=s.engine.key(), varies=everything) if one.varies else one for one in source.images)
+    images = tuple(
+        replace(image, key=s.engine.key(), varies=everything) if image.varies else image for image in source.images
+    )
     for one in source.factors:
         if not one.dims:
             continue
@@ -293,8 +297,8 @@ def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) 
     return Type(tuple(map(field, source.factors)), tuple(map(field, source.shifts)), images, source.zero)
 
 
-def _couples(one: Field, index: Sequence[np.ndarray]) -> bool:
-    """Whether along some axis of the result both the axes of a field and others change."""
+def _couples(field: Field, index: Sequence[np.ndarray]) -> bool:
+    """Return whether along some axis of the result both the axes of a field and others change."""
 
     def changing(dims: Iterable[int]) -> set[int]:
         return {
@@ -304,8 +308,8 @@ def _couples(one: Field, index: Sequence[np.ndarray]) -> bool:
             if bool((index[dim] != np.take(index[dim], [0], axis)).any())
         }
 
-    others = [dim for dim in range(len(index)) if dim not in one.dims]
-    return bool(changing(one.dims) & changing(others))
+    others = [dim for dim in range(len(index)) if dim not in field.dims]
+    return bool(changing(field.dims) & changing(others))
 
 
 @rule("conserved::write")
@@ -324,7 +328,7 @@ def _write(s: Step) -> Known:
     if any(one.virtual for type_ in (before, after) for one in (*type_.factors, *type_.shifts)):
         before, after = unvirtual(s.engine, before), unvirtual(s.engine, after)
     if before.zero:
-        factors = tuple(placed(s.engine, one, shape, positions) for one in after.factors)
+        factors = tuple(placed(s.engine, factor, shape, positions) for factor in after.factors)
     else:
         there = read_at(s, before, shape, positions)
         if not after.zero:
@@ -332,24 +336,26 @@ def _write(s: Step) -> Known:
         factors = before.factors
     shifts = written_shift(s.engine, before.shifts, after.shifts, shape, positions)
     everywhere = frozenset(wide(shape))
-    images = tuple(Image(s.engine.key(), everywhere, one.atoms) for type_ in (before, after) for one in type_.images)
+    images = tuple(
+        Image(s.engine.key(), everywhere, image.atoms) for type_ in (before, after) for image in type_.images
+    )
     return Type(factors, shifts, images, before.zero and after.zero)
 
 
-def over(one: Field, shape: Sequence[int]) -> np.ndarray:
-    """The atoms of a field over all axes of a tensor."""
+def over(field: Field, shape: Sequence[int]) -> np.ndarray:
+    """Return the atoms of a field over all axes of a tensor."""
     return np.broadcast_to(
-        one.atoms[tuple(slice(None) if d in one.dims else None for d in range(len(shape)))], tuple(shape)
+        field.atoms[tuple(slice(None) if d in field.dims else None for d in range(len(shape)))], tuple(shape)
     )
 
 
-def placed(engine: Engine, one: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
+def placed(engine: Engine, field: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
     """Zeros into which something was written: the rest is zero and may move with anything."""
     full = engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
-    full.reshape(-1)[positions.reshape(-1)] = over(one, positions.shape).reshape(-1)
+    full.reshape(-1)[positions.reshape(-1)] = over(field, positions.shape).reshape(-1)
     dims, full = tidy(tuple(range(len(shape))), full)
     dims, full = without_constant_axes(dims, full)
-    return Field(dims, full, one.weight)
+    return Field(dims, full, field.weight)
 
 
 def written_shift(
@@ -371,7 +377,7 @@ def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -
     if len(shifts) == 1 and shifts[0].weight == 1:
         return over(shifts[0], shape)
     atoms = engine.shifts.fresh(shape)
-    terms = [(one.weight, over(one, shape)) for one in shifts]
+    terms = [(shift.weight, over(shift, shape)) for shift in shifts]
     engine.shifts.add([*terms, (Fraction(-1), atoms)], origin=engine.origin)
     return atoms
 
@@ -403,7 +409,7 @@ def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type],
 
     def fields(lists: list[Sequence[Field]], wild: list[bool], shift: bool) -> list[Field]:
         ordered = [sorted(one, key=lambda f: (-len(f.dims), f.dims)) for one in lists]
-        found = []
+        result = []
         for rank in range(max((len(one) for one in ordered), default=0)):
             row = [one[rank] if rank < len(one) else None for one in ordered]
             present = [one for one in row if one is not None]
@@ -417,7 +423,7 @@ def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type],
                 and np.array_equal(one.atoms, first.atoms)
                 for one in present
             ):
-                found.append(first)
+                result.append(first)
                 continue
             weight = first.weight
             dims = sorted({d for one in present for d in one.dims} | {dim})
@@ -445,14 +451,16 @@ def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type],
                 pieces.append(array)
             whole = np.concatenate(pieces, dims.index(dim))
             found_dims, whole = tidy(dims, whole)
-            found.append(Field(found_dims, whole, weight))
-        return found
+            result.append(Field(found_dims, whole, weight))
+        return result
 
     wild = [one.zero for one in types]
     factors = fields([one.factors for one in types], wild, False)
     common, apart = shared_shift(engine, [one.shifts for one in types], dim)
     shifts = [*common, *fields(apart, wild, True)]
-    images = tuple(replace(one, key=engine.key(), varies=one.varies | {dim}) for type_ in types for one in type_.images)
+    images = tuple(
+        replace(image, key=engine.key(), varies=image.varies | {dim}) for type_ in types for image in type_.images
+    )
     return Type(tuple(factors), tuple(shifts), images, all(wild))
 
 
@@ -464,11 +472,12 @@ def shared_shift(
     Keys of which one is a parameter move together if that parameter and the others' bias do: that is seen later only
     if the part in common does not vary along the axis they are joined along.
     """
-    first = next((one for one in parts if one), None)
+    first = next((part for part in parts if part), None)
     simple = first is not None and all(
-        len(one) <= 1 and not any(dim in f.dims or f.virtual or f.dims != first[0].dims for f in one) for one in parts
+        len(part) <= 1 and not any(dim in f.dims or f.virtual or f.dims != first[0].dims for f in part)
+        for part in parts
     )
-    if first is None or not simple or all(one and one[0].atoms is first[0].atoms for one in parts):
+    if first is None or not simple or all(part and part[0].atoms is first[0].atoms for part in parts):
         return (), list(parts)
     (base,) = first
     apart: list[Sequence[Field]] = []
@@ -484,10 +493,10 @@ def shared_shift(
 
 
 def unvirtual(engine: Engine, type_: Type) -> Type:
-    """A type whose charges do not depend on what an index tensor looks up."""
+    """Return a type whose charges do not depend on what an index tensor looks up."""
     if not any(one.virtual for one in (*type_.factors, *type_.shifts)):
         return type_
-    axes = [axis for one in type_.factors for axis in one.virtual]
+    axes = [axis for factor in type_.factors for axis in factor.virtual]
     factors = engine.uniform(type_.factors, (), axes)
     images = list(type_.images)
     shifts = []

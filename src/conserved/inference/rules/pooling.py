@@ -48,9 +48,9 @@ def _pool(s: Step) -> Any:
     dims = list(range(len(shape) - spatial, len(shape)))
     type_ = s.type(x)
     factors = s.engine.uniform(type_.factors, dims)
-    for one in type_.factors:
+    for factor in type_.factors:
         if "max" in s.operation.name:
-            s.engine.partition.shatter(one.atoms)
+            s.engine.partition.shatter(factor.atoms)
     s.engine.steady(type_)
     return [Type(tuple(factors), zero=type_.zero)] + [FIXED] * (len(s.operation.results) - 1)
 

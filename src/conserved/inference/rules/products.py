@@ -161,6 +161,8 @@ def _pow(s: Step) -> Known:
     exponent = number(s.arg(1), s)
     if exponent is None or not isinstance(s.arg(0), ValueRef):
         return fix_all(s)
+    if exponent == 1:
+        return s.type(s.arg(0))
     fraction = Fraction(exponent).limit_denominator(64)
     return power(s, s.type(s.arg(0)), fraction) if float(fraction) == exponent else fix_all(s)
 

@@ -16,7 +16,7 @@ from conserved.inference.types import FIXED, Field, Image, Type, distinct
 
 
 def reduced_dims(s: Step, place: int = 1) -> list[int]:
-    """The axes an operation reduces; all of them if none are named."""
+    """Return the axes an operation reduces; all of them if none are named."""
     shape = s.shape(s.arg(0))
     dims = s.arg(place, "dim")
     if dims is None or dims == []:
@@ -25,7 +25,7 @@ def reduced_dims(s: Step, place: int = 1) -> list[int]:
 
 
 def without(type_: Type, dims: Sequence[int], count: int, keep: bool) -> Type:
-    """A type that does not vary along `dims`, with these axes gone or of size one."""
+    """Return a type that does not vary along `dims`, with these axes gone or of size one."""
     if keep:
         return type_
     kept = [dim for dim in range(count) if dim not in dims]
@@ -88,7 +88,7 @@ def _reduce(s: Step) -> Any:
     if name in ("std", "var", "var_mean", "std_mean"):
         s.engine.forget_shift(Type((), type_.shifts, type_.images), dims)
         degree = 1 if name.startswith("std") else 2
-        spread_type = Type(tuple(one.times(degree) for one in factors))
+        spread_type = Type(tuple(factor.times(degree) for factor in factors))
         first = without(spread_type, gone, count, keep)
         if name.endswith("_mean"):
             # The mean does see the shift; it was made uniform or dropped for the first result only.
@@ -106,26 +106,26 @@ def _reduce(s: Step) -> Any:
 def _shifts_along(
     s: Step, type_: Type, name: str, dims: Sequence[int], entries: int
 ) -> tuple[list[Field], list[Image]]:
-    """What is left of the shifts of a type when axes are reduced, and what is only known of it."""
+    """Return what is left of the shifts of a type when axes are reduced, and what is only known of it."""
     shifts: list[Field] = []
     images: list[Image] = []
     count = len(s.shape(s.arg(0)))
     scale = Fraction(entries) if name in ("sum", "nansum") else Fraction(1)
-    for one in type_.shifts:
-        if name in ("sum", "mean") and one.touches(dims) and not one.virtual and one.atoms.size <= 100_000:
-            shifts.append(added_up(s, one, dims, name == "mean", entries))
-        elif one.touches(dims) or name == "cumsum":
+    for shift in type_.shifts:
+        if name in ("sum", "mean") and shift.touches(dims) and not shift.virtual and shift.atoms.size <= 100_000:
+            shifts.append(added_up(s, shift, dims, name == "mean", entries))
+        elif shift.touches(dims) or name == "cumsum":
             images.append(
                 Image(
                     s.engine.key(),
-                    frozenset(one.occupied - set(dims)) | (set(dims) if name == "cumsum" else set()),
-                    distinct(one.atoms),
+                    frozenset(shift.occupied - set(dims)) | (set(dims) if name == "cumsum" else set()),
+                    distinct(shift.atoms),
                 )
             )
             if name in ("amax", "amin", "max", "min", "median"):
-                s.engine.forget_shift(Type((), (one,)), dims)
+                s.engine.forget_shift(Type((), (shift,)), dims)
         else:
-            shifts.append(one.times(scale))
+            shifts.append(shift.times(scale))
     for image in type_.images:
         if image.varies & set(dims) or name == "cumsum":
             varies = image.varies if name == "cumsum" else image.varies - set(dims)
@@ -164,27 +164,27 @@ def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type
     return result
 
 
-def added_up(s: Step, one: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
-    """The sum or mean of a shift along axes it varies along: new atoms, with an equation that says so."""
-    mine = [dim for dim in dims if dim in one.dims]
-    kept = [n for n, dim in enumerate(one.dims) if dim not in mine]
-    lost = [n for n, dim in enumerate(one.dims) if dim in mine]
-    array = one.atoms.transpose(kept + lost).reshape((*tuple(one.atoms.shape[n] for n in kept), -1))
+def added_up(s: Step, field: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
+    """Return the sum or mean of a shift along axes it varies along: new atoms, with an equation that says so."""
+    mine = [dim for dim in dims if dim in field.dims]
+    kept = [n for n, dim in enumerate(field.dims) if dim not in mine]
+    lost = [n for n, dim in enumerate(field.dims) if dim in mine]
+    array = field.atoms.transpose(kept + lost).reshape((*tuple(field.atoms.shape[n] for n in kept), -1))
     size = array.shape[-1]
     total = s.engine.shifts.fresh(array.shape[:-1])
     terms = [(Fraction(1), array[..., n]) for n in range(size)]
     s.engine.shifts.add([*terms, (Fraction(-size), total)], origin=s.engine.origin)
-    weight = one.weight if mean else one.weight * entries
-    return Field(tuple(one.dims[n] for n in kept), total, weight)
+    weight = field.weight if mean else field.weight * entries
+    return Field(tuple(field.dims[n] for n in kept), total, weight)
 
 
 @rule("prod")
 def _prod(s: Step) -> Type:
-    """A product along an axis: its charge is the sum of theirs, and nothing may be added to its factors."""
+    """Return a product along an axis: its charge is the sum of theirs, and nothing may be added to its factors."""
     shape = s.shape(s.arg(0))
     x = s.type(s.arg(0))
     dims = [at(s.arg(1), len(shape))] if isinstance(s.arg(1), int) else list(range(len(shape)))
-    if any(one.virtual for one in x.factors):
+    if any(factor.virtual for factor in x.factors):
         return fix_all(s)
     s.engine.steady(x)
     factors = []
@@ -200,14 +200,14 @@ def _prod(s: Step) -> Type:
 rule("cumprod")(fix_all)
 
 
-def _total(s: Step, one: Field, dims: Sequence[int]) -> Field:
+def _total(s: Step, field: Field, dims: Sequence[int]) -> Field:
     """Charges added up along axes."""
-    kept = [n for n, dim in enumerate(one.dims) if dim not in dims]
-    lost = [n for n, dim in enumerate(one.dims) if dim in dims]
+    kept = [n for n, dim in enumerate(field.dims) if dim not in dims]
+    lost = [n for n, dim in enumerate(field.dims) if dim in dims]
     if not lost:
-        return one
-    array = one.atoms.transpose(kept + lost).reshape((*tuple(one.atoms.shape[n] for n in kept), -1))
-    total = s.engine.alone([one.dims[n] for n in kept], [one.atoms.shape[n] for n in kept])
+        return field
+    array = field.atoms.transpose(kept + lost).reshape((*tuple(field.atoms.shape[n] for n in kept), -1))
+    total = s.engine.alone([field.dims[n] for n in kept], [field.atoms.shape[n] for n in kept])
     terms = [(Fraction(1), array[..., n]) for n in range(array.shape[-1])]
     s.engine.charges.add([*terms, (Fraction(-1), total.atoms.reshape(array.shape[:-1]))], origin=s.engine.origin)
-    return total.times(one.weight)
+    return total.times(field.weight)

@@ -31,7 +31,7 @@ class Step:
     """Products that are only summed up: their operands."""
 
     def shape(self, ref: Any) -> tuple[int, ...]:
-        """The shape of an operand.
+        """Return the shape of an operand.
 
         Args:
             ref: an argument of the operation.
@@ -42,7 +42,7 @@ class Step:
         return self.program.values[ref.value].shape if isinstance(ref, ValueRef) else ()
 
     def constant(self, ref: Any) -> Tensor | None:
-        """The value of an operand that depends on neither parameters nor inputs.
+        """Return the value of an operand that depends on neither parameters nor inputs.
 
         Args:
             ref: an argument of the operation.
@@ -53,7 +53,7 @@ class Step:
         return self.program.values[ref.value].constant if isinstance(ref, ValueRef) else None
 
     def floating(self, ref: Any) -> bool:
-        """Whether an operand is a tensor of floating-point numbers.
+        """Return whether an operand is a tensor of floating-point numbers.
 
         Args:
             ref: an argument of the operation.
@@ -64,7 +64,7 @@ class Step:
         return isinstance(ref, ValueRef) and self.program.values[ref.value].dtype.is_floating_point
 
     def raw(self, ref: Any) -> Known:
-        """The type of an operand as far as it is known, without deciding anything about it.
+        """Return the type of an operand as far as it is known, without deciding anything about it.
 
         Args:
             ref: an argument of the operation.
@@ -74,13 +74,13 @@ class Step:
         """
         if not isinstance(ref, ValueRef):
             return ZERO if isinstance(ref, int | float) and ref == 0 else FIXED
-        found = self.known.get(ref.value, FIXED)
-        if isinstance(found, ReadPart):
-            return known_type(self.engine, found) or found
-        return found
+        result = self.known.get(ref.value, FIXED)
+        if isinstance(result, ReadPart):
+            return known_type(self.engine, result) or result
+        return result
 
     def type(self, ref: Any, *, entries: bool = True, role: str = "gain") -> Type:
-        """The type of an operand; a parameter that is used for the first time gets one here.
+        """Return the type of an operand; a parameter that is used for the first time gets one here.
 
         Args:
             ref: an argument of the operation.
@@ -90,20 +90,20 @@ class Step:
         Returns:
             The type: which entries move together, and how.
         """
-        found = self.raw(ref)
-        if isinstance(found, ReadPart):
-            dims = sorted({dim for one in found.coordinates for dim in one.dims})
+        result = self.raw(ref)
+        if isinstance(result, ReadPart):
+            dims = sorted({dim for coordinate in result.coordinates for dim in coordinate.dims})
             sizes = [self.shape(ref)[dim] for dim in dims]
-            virtual, counts = virtual_axes(found)
+            virtual, counts = virtual_axes(result)
             if prod(sizes) * prod(counts) <= ENTRIES:
                 fields = [self.engine.fresh(dims, sizes, virtual, counts)]
             else:
                 fields = [self.engine.fresh((dim,), (size,)) for dim, size in zip(dims, sizes, strict=True)]
-            found = first_use(self.engine, found, fields, role=role, entries=entries)
-        return found
+            result = first_use(self.engine, result, fields, role=role, entries=entries)
+        return result
 
     def arg(self, place: int, name: str = "", default: Any = None) -> Any:
-        """An argument of the operation by its place or its name.
+        """Return an argument of the operation by its place or its name.
 
         Args:
             place: the position in the operator's schema.
@@ -146,24 +146,24 @@ def rule(*names: str) -> Callable[[TypingRule], TypingRule]:
 
 
 def virtual_axes(view: ReadPart) -> tuple[list[Virtual], list[int]]:
-    """The looked-up axes of a part of a parameter."""
+    """Return the looked-up axes of a part of a parameter."""
     found: list[Virtual] = []
     counts: list[int] = []
-    for one in view.coordinates:
-        for n, axis in enumerate(one.virtual):
+    for coordinate in view.coordinates:
+        for n, axis in enumerate(coordinate.virtual):
             if not any(axis.same(mine) for mine in found):
                 found.append(axis)
-                counts.append(one.atoms.shape[n])
+                counts.append(coordinate.atoms.shape[n])
     return found, counts
 
 
 def moved(known: Known, move: Move) -> Known:
-    """A type or a part of a parameter after a move."""
+    """Return a type or a part of a parameter after a move."""
     return known.moved(move) if isinstance(known, ReadPart) else move.type(known)
 
 
 def at(dim: int, count: int) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front."""
     return dim + count if dim < 0 else dim
 
 
@@ -173,13 +173,13 @@ def wide(shape: Sequence[int]) -> set[int]:
 
 
 def base_name(name: str) -> str:
-    """The name of an operation without its overload and without the mark of writing in place."""
+    """Return the name of an operation without its overload and without the mark of writing in place."""
     stem = name.rsplit(".", 1)[0]
     return stem[:-1] if stem.endswith("_") and not stem.endswith("__") else stem
 
 
 def number(ref: Any, s: Step) -> float | None:
-    """The value of an operand that is one known number."""
+    """Return the value of an operand that is one known number."""
     if isinstance(ref, int | float) and not isinstance(ref, bool):
         return float(ref)
     constant = s.constant(ref)
@@ -189,7 +189,7 @@ def number(ref: Any, s: Step) -> float | None:
 
 
 def same_value(s: Step, left: Any, right: Any) -> bool:
-    """Whether two operands are one value, so that their product is a square and their quotient one.
+    """Return whether two operands are one value, so that their product is a square and their quotient one.
 
     The same entries in other places are not: x[:, None] · x[None, :] is an outer product.
     """
@@ -207,7 +207,7 @@ def _wide_from_the_end(shape: Sequence[int]) -> list[int]:
 
 
 def origin_of(s: Step, ref: ValueRef) -> int:
-    """The value that copies, reshapings without new axes and sums over one entry lead back to."""
+    """Return the value that copies, reshapings without new axes and sums over one entry lead back to."""
     value = ref.value
     while True:
         maker = s.program.maker(value)
@@ -245,7 +245,7 @@ def fix_all(s: Step) -> Type:
 
 
 def norm_like(s: Step, ref: Any) -> bool:
-    """Whether a value is a norm or a root of a sum of squares, so that a small number added to it is an ε."""
+    """Return whether a value is a norm or a root of a sum of squares, so that a small number added to it is an ε."""
     maker = s.program.maker(ref.value)
     while maker is not None and base_name(maker.name) in (
         "aten::clone",

@@ -44,7 +44,7 @@ def sum_of(s: Step, left: Any, right: Any, sign: Number = 1) -> Type:
 
 
 def added(engine: Engine, x: Type, y: Type) -> Type:
-    """The type of a sum."""
+    """Return the type of a sum."""
     x, y = engine.moving(x), engine.moving(y)
     if x.zero and y.zero:
         factors: Sequence[Field] = ()
@@ -79,9 +79,9 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
 def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
     """First use of a parameter in a sum: it moves as the other operand does."""
     offset = count - len(s.shape(ref))
-    mine = {dim + offset for one in view.coordinates for dim in one.dims}
+    mine = {dim + offset for coordinate in view.coordinates for dim in coordinate.dims}
     fields = []
-    foreign = sorted({dim for one in like.factors for dim in one.occupied} - mine)
+    foreign = sorted({dim for factor in like.factors for dim in factor.occupied} - mine)
     factors = s.engine.uniform(like.factors, foreign) if foreign else like.factors
     for one in factors:
         if one.virtual:
@@ -131,7 +131,7 @@ EPSILON = 1e-2
 
 
 def plus(s: Step, left: Any, right: Any, alpha: Number) -> Known:
-    """The type of left + alpha · right; a small number that is added to squares is a normalisation's ε.
+    """Return the type of left + alpha · right; a small number that is added to squares is a normalisation's ε.
 
     Args:
         s: the operation.
@@ -163,7 +163,7 @@ def plus(s: Step, left: Any, right: Any, alpha: Number) -> Known:
                 if known.scale == 1
                 else sum_of(s, left, right, alpha)
             )
-        squares = any(one.weight.denominator == 1 and one.weight.numerator % 2 == 0 for one in known.factors)
+        squares = any(factor.weight.denominator == 1 and factor.weight.numerator % 2 == 0 for factor in known.factors)
         if known.factors and 0 < alpha * value <= EPSILON and (squares or norm_like(s, left)):
             s.engine.equate(known.factors, (), soft=alpha * value)
             return known

@@ -133,7 +133,9 @@ class DeclaredModes(StepIdentity):
                 )
             )
         self._look_at_switches(step)
-        self._look_at_types(step)
+        if step.thorough:
+            # Types stay as they are: a later step finds the same.
+            self._look_at_types(step)
         if self._without_effect:
             text, self._without_effect = self._without_effect, ""
             step.report(

@@ -50,10 +50,12 @@ class HeldParameters(StepIdentity):
         self._look_at_ties(step)
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        self._look_at_groups(step)
+        # Groups stay as they are: a later step finds the same.
+        if step.thorough:
+            self._look_at_groups(step)
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        if step.closure:
+        if step.closure and step.thorough:
             self._look_at_groups(step)
 
     def after_step(self, step: TrainingStep) -> None:

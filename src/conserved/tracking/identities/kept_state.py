@@ -64,9 +64,10 @@ class KeptState(StepIdentity):
         step.read(numbers, lambda arrived: _judge(arrived, kept.labels, type(optimizer).__name__))
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        names = named_tensors(step.model, step.optimizers)
+        if not step.thorough:
+            return
         self._owners[id(optimizer)] = {id(p) for p in grouped_parameters(optimizer) if optimizer.state.get(p)}
-        rows = list(_tensors(optimizer, names)) if step.thorough else []
+        rows = list(_tensors(optimizer, named_tensors(step.model, step.optimizers)))
         if rows:
             sample = EntrySample.of([t for _, _, t in rows], step.number, _ENTRIES)
             labels = [(name, key) for name, key, _ in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ _SKIPPED = 2
 
 _ENTRIES = 16
 """Entries of each weight that say whether it moved."""
+
+_COUNTS = 8
+"""Tensors whose step count is read."""
 
 _RATELESS = 2
 """Steps in a row at a rate of exactly zero after which it is said; a warm-up has one."""
@@ -103,8 +107,9 @@ class LoopOrder(StepIdentity):
         if self._objects is not None:
             self._look_at_schedulers(step, self._objects)
             self._look_at_pace(step, self._objects)
-            self._look_at_averages(step, self._objects)
-            self._look_at_copies(step, self._objects)
+            if step.thorough:
+                self._look_at_averages(step, self._objects)
+                self._look_at_copies(step, self._objects)
         self._stepped = set()
 
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
@@ -329,9 +334,10 @@ def _readable(rate: Any) -> bool:
 
 
 def _progress(optimizer: Optimizer) -> tuple[int, float]:
-    """Return how many tensors of an optimizer have state, and the largest step count that the host can read."""
+    """Return how many tensors of an optimizer have state, and the largest step count of the first of them."""
     largest = 0.0
-    for state in optimizer.state.values():
+    # Counts are lost together, and reading those of all tensors takes milliseconds at every step.
+    for state in islice(optimizer.state.values(), _COUNTS):
         count = state.get("step") if isinstance(state, dict) else None
         if isinstance(count, int | float) or (isinstance(count, Tensor) and count.numel() == 1 and on_host(count)):
             largest = max(largest, float(count))

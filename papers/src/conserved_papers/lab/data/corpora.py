@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from conserved_papers.lab.data.examples import Text, Unusable, as_bytes, as_words
+from conserved_papers.lab.data.examples import Text, UnusableDataError, as_bytes, as_words
 
 END = "<eos>"
 """The end of a line, as is customary for both corpora."""
@@ -20,7 +20,7 @@ _CORPORA = {
 
 
 def corpus_in(path: Path) -> tuple[str, Path] | None:
-    """The title and the file of a corpus in a folder; or of a file that has the name of one."""
+    """Return the title and the file of a corpus in a folder; or of a file that has the name of one."""
     for title, (name, folders) in _CORPORA.items():
         for file in (path, *(path / inner / name for inner in folders)):
             if file.name == name and file.is_file():
@@ -29,7 +29,7 @@ def corpus_in(path: Path) -> tuple[str, Path] | None:
 
 
 def tokenised(path: Path, name: str, vocabulary: int) -> Text:
-    """A text whose words are set apart by spaces already, with a mark for every end of line."""
+    """Return a text whose words are set apart by spaces already, with a mark for every end of line."""
     return as_words(name, (word for line in _lines(path) for word in [*line.split(), END] if line.strip()), vocabulary)
 
 
@@ -44,13 +44,13 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
-        raise Unusable(
+        raise UnusableDataError(
             f"{path} is not a text in UTF-8: byte {problem.start:,} is 0x{problem.object[problem.start]:02x}."
         ) from problem
     except OSError as problem:
-        raise Unusable(f"{path} cannot be read: {problem.strerror}.") from problem
+        raise UnusableDataError(f"{path} cannot be read: {problem.strerror}.") from problem
     if "\0" in text:
-        raise Unusable(f"{path} holds zero bytes; it is not a text.")
+        raise UnusableDataError(f"{path} holds zero bytes; it is not a text.")
     if not text.strip():
-        raise Unusable(f"{path} is empty; a text was expected.")
+        raise UnusableDataError(f"{path} is empty; a text was expected.")
     return iter(text.splitlines(keepends=True))

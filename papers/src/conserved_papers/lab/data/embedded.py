@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from conserved.optional import require
-from conserved_papers.lab.data.examples import Images, Text, Unusable, as_bytes
+from conserved_papers.lab.data.examples import Images, Text, UnusableDataError, as_bytes
 
 _MEGABYTE = 1 << 20
 
@@ -26,7 +26,7 @@ def digits() -> Images:
 
 
 def standard_library(size: int = _MEGABYTE) -> Text:
-    """The first `size` bytes of the standard library's modules, in alphabetical order, one token per byte."""
+    """Return the first `size` bytes of the standard library's modules, in alphabetical order, one token per byte."""
     return as_bytes("standard library", standard_library_text(size))
 
 
@@ -37,13 +37,13 @@ def sequences(count: int, length: int, *, seed: int = 0) -> Int[Tensor, "count l
 
 
 def standard_library_text(size: int) -> bytes:
-    """The bytes themselves."""
+    """Return the bytes themselves."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
     for file in sorted(folder.glob("*.py")):
         text += file.read_bytes()
         if len(text) >= size:
             return bytes(text[:size])
-    raise Unusable(
+    raise UnusableDataError(
         f"The standard library in {folder} has {len(text):,} bytes of Python source; {size:,} were asked for."
     )

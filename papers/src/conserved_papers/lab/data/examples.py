@@ -20,7 +20,7 @@ UNKNOWN = "<unk>"
 """Stands for every word outside a vocabulary."""
 
 
-class Unusable(InvalidInputError, ValueError):
+class UnusableDataError(InvalidInputError, ValueError):
     """Data that cannot be read or used; the message says what was expected and where."""
 
 
@@ -55,9 +55,9 @@ class Images:
 
     def __post_init__(self) -> None:
         if not len(self.pixels):
-            raise Unusable(f"{self.name} holds no image.")
+            raise UnusableDataError(f"{self.name} holds no image.")
         if len(self.pixels) != len(self.labels):
-            raise Unusable(f"{self.name} has {len(self.pixels):,} images and {len(self.labels):,} labels.")
+            raise UnusableDataError(f"{self.name} has {len(self.pixels):,} images and {len(self.labels):,} labels.")
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -69,10 +69,10 @@ class Images:
     def examples(self, count: int, *, size: int, channels: int, classes: int, seed: int = 0) -> Examples:
         """`count` images drawn without repetition, resized, with zero mean and unit variance over all of them."""
         if count > len(self.pixels):
-            raise Unusable(f"{count:,} images were asked for; {self.name} has {len(self.pixels):,}.")
+            raise UnusableDataError(f"{count:,} images were asked for; {self.name} has {len(self.pixels):,}.")
         worst = int(self.labels.max())
         if worst >= classes:
-            raise Unusable(f"{self.name} has a label {worst}; the model tells {classes} classes apart.")
+            raise UnusableDataError(f"{self.name} has a label {worst}; the model tells {classes} classes apart.")
         order = torch.randperm(len(self.pixels), generator=torch.Generator().manual_seed(seed))[:count]
         pictures = _resized(self.pixels[order], size, channels)
         spread, mean = torch.std_mean(pictures)
@@ -112,7 +112,7 @@ class Text:
     def examples(self, count: int, *, length: int, seed: int = 0) -> Examples:
         """`count` stretches from random places; the target of each token is the one after it."""
         if len(self.tokens) <= length:
-            raise Unusable(
+            raise UnusableDataError(
                 f"{self.name} has {len(self.tokens):,} tokens; sequences of {length} need at least {length + 1}."
             )
         starts = torch.randint(len(self.tokens) - length, (count,), generator=torch.Generator().manual_seed(seed))
@@ -123,7 +123,7 @@ class Text:
 def as_bytes(name: str, text: bytes) -> Text:
     """One token per byte."""
     if not text:
-        raise Unusable(f"{name} is empty.")
+        raise UnusableDataError(f"{name} is empty.")
     return Text(name=name, tokens=torch.frombuffer(bytearray(text), dtype=torch.uint8).int(), vocabulary=256)
 
 
@@ -131,7 +131,7 @@ def as_words(name: str, words: Iterable[str], vocabulary: int) -> Text:
     """One token per word: the most frequent ones, and one for all others; ties go to the word that comes first."""
     listed = list(words)
     if not listed:
-        raise Unusable(f"{name} is empty.")
+        raise UnusableDataError(f"{name} is empty.")
     number = {word: place for place, (word, _) in enumerate(Counter(listed).most_common(vocabulary))}
     if len(set(listed)) > vocabulary and UNKNOWN not in number:
         # The rarest word makes room for the one that stands for all others.

@@ -9,13 +9,13 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from conserved.optional import require
-from conserved_papers.lab.data.examples import Images, Unusable
+from conserved_papers.lab.data.examples import Images, UnusableDataError
 
 _SUFFIXES = {".jpeg", ".jpg", ".png"}
 
 
 def root_of(folder: Path) -> Path | None:
-    """The folder whose subfolders are the classes, if there is one: itself, or its train."""
+    """Return the folder whose subfolders are the classes, if there is one: itself, or its train."""
     for root in (folder / "train", folder):
         if root.is_dir() and any(_pictures(inner) for inner in _classes(root)):
             return root
@@ -45,7 +45,7 @@ def _picture(path: Path, size: int) -> UInt8[Tensor, "3 size size"]:
         with image.open(path) as opened:
             picture = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError) as problem:
-        raise Unusable(f"{path} cannot be read as an image: {problem}.") from problem
+        raise UnusableDataError(f"{path} cannot be read as an image: {problem}.") from problem
     scale = size / min(picture.size)
     picture = picture.resize((max(size, round(picture.width * scale)), max(size, round(picture.height * scale))))
     left, top = (picture.width - size) // 2, (picture.height - size) // 2

@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from conserved.optional import require
-from conserved_papers.lab.data.examples import Images, Text, Unusable, as_bytes, as_words
+from conserved_papers.lab.data.examples import Images, Text, UnusableDataError, as_bytes, as_words
 
 PREFIX = "datasets:"
 _IMAGE_COLUMNS, _LABEL_COLUMNS, _TEXT_COLUMNS = (
@@ -20,7 +20,7 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS, _TEXT_COLUMNS = (
 
 
 def hub_images(name: str, *, size: int, limit: int) -> Images:
-    """The training images of a data set, resized to squares."""
+    """Return the training images of a data set, resized to squares."""
     rows = _training_rows(name)
     picture, label = _column(rows, _IMAGE_COLUMNS, name), _column(rows, _LABEL_COLUMNS, name)
     chosen = rows.select(range(min(limit, len(rows))))
@@ -29,7 +29,7 @@ def hub_images(name: str, *, size: int, limit: int) -> Images:
 
 
 def hub_text(name: str, vocabulary: int) -> Text:
-    """The training text of a data set: bytes or words, as the vocabulary of the model has it."""
+    """Return the training text of a data set: bytes or words, as the vocabulary of the model has it."""
     rows = _training_rows(name)
     lines = rows[_column(rows, _TEXT_COLUMNS, name)]
     if vocabulary == 256:
@@ -43,14 +43,16 @@ def _training_rows(name: str) -> Any:
     try:
         return datasets.load_dataset(known, config or None, split="train")
     except Exception as problem:  # Whatever the package raises: no network, no such data set, no such file.
-        raise Unusable(f"datasets could not load {name!r}: {problem}") from problem
+        raise UnusableDataError(f"datasets could not load {name!r}: {problem}") from problem
 
 
 def _column(rows: Any, names: tuple[str, ...], source: str) -> str:
     for name in names:
         if name in rows.column_names:
             return name
-    raise Unusable(f"{source} has columns {', '.join(rows.column_names)}; one of {', '.join(names)} was expected.")
+    raise UnusableDataError(
+        f"{source} has columns {', '.join(rows.column_names)}; one of {', '.join(names)} was expected."
+    )
 
 
 def _pixels(picture: Any, size: int) -> UInt8[Tensor, "3 size size"]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from conserved_papers.lab.data import cifar, corpora, folders, hub, idx
 from conserved_papers.lab.data.embedded import digits, standard_library
-from conserved_papers.lab.data.examples import Images, Text, Unusable
+from conserved_papers.lab.data.examples import Images, Text, UnusableDataError
 
 DIGITS, LIBRARY = "digits", "standard-library"
 """What is at hand everywhere."""
@@ -22,7 +22,7 @@ _TEXT_EXPECTED = f"Penn Treebank ({corpora.PENN}), WikiText-103 ({corpora.WIKI})
 
 
 def kind_of(source: str) -> Literal["images", "text", "either"]:
-    """What a source holds; a name for `datasets` may be either."""
+    """Return what a source holds; a name for `datasets` may be either."""
     if source.startswith(hub.PREFIX):
         return "either"
     if source in (DIGITS, LIBRARY):
@@ -32,23 +32,23 @@ def kind_of(source: str) -> Literal["images", "text", "either"]:
         return "text"
     if _images_in(path) is not None:
         return "images"
-    raise Unusable(f"{path} holds nothing that is known. Images: {_IMAGES_EXPECTED}. Texts: {_TEXT_EXPECTED}.")
+    raise UnusableDataError(f"{path} holds nothing that is known. Images: {_IMAGES_EXPECTED}. Texts: {_TEXT_EXPECTED}.")
 
 
 def open_images(source: str, *, size: int, limit: int) -> Images:
-    """The images of a source; of photographs in single files, at most `limit`, cut to squares of `size`."""
+    """Return the images of a source; of photographs in single files, at most `limit`, cut to squares of `size`."""
     if source == DIGITS:
         return digits()
     if source.startswith(hub.PREFIX):
         return hub.hub_images(source.removeprefix(hub.PREFIX), size=size, limit=limit)
     path = _existing(source)
     if (opened := _images_in(path)) is None:
-        raise Unusable(f"{path} holds no images that are known. Expected is a folder with {_IMAGES_EXPECTED}.")
+        raise UnusableDataError(f"{path} holds no images that are known. Expected is a folder with {_IMAGES_EXPECTED}.")
     return opened(size=size, limit=limit)
 
 
 def _images_in(path: Path) -> Callable[..., Images] | None:
-    """How to open the images of a folder, if it holds any."""
+    """Return how to open the images of a folder, if it holds any."""
     if not path.is_dir():
         return None
     if idx.is_fashion_mnist(path):
@@ -61,7 +61,7 @@ def _images_in(path: Path) -> Callable[..., Images] | None:
 
 
 def open_text(source: str, *, vocabulary: int) -> Text:
-    """The text of a source, in at most `vocabulary` kinds of token; 256 means bytes."""
+    """Return the text of a source, in at most `vocabulary` kinds of token; 256 means bytes."""
     if source == LIBRARY:
         return standard_library()
     if source.startswith(hub.PREFIX):
@@ -71,13 +71,13 @@ def open_text(source: str, *, vocabulary: int) -> Text:
         return corpora.tokenised(corpus[1], corpus[0], vocabulary)
     if path.is_file():
         return corpora.plain_text(path, vocabulary)
-    raise Unusable(f"{path} holds no text that is known. Expected is {_TEXT_EXPECTED}.")
+    raise UnusableDataError(f"{path} holds no text that is known. Expected is {_TEXT_EXPECTED}.")
 
 
 def _existing(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
-        raise Unusable(
+        raise UnusableDataError(
             f"There is nothing at {path}. Give the folder or file of a data set: {_IMAGES_EXPECTED}; {_TEXT_EXPECTED}; "
             f"or {hub.PREFIX}NAME."
         )

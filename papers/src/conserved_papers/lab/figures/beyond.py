@@ -22,7 +22,7 @@ _COUNTED = ("title", "parameters", "counted", "recognised", "claimed", "gap")
 
 
 def ledger(accounts: Documents) -> Figure | None:
-    """What each step changed, by order: observed = first + second + residual, and the residual is rounding."""
+    """Return what each step changed, by order: observed = first + second + residual, and the residual is rounding."""
     known = [name for name in OPTIMIZERS if any(a["optimizer"] == name for a in accounts.values())]
     if not known:
         return None
@@ -112,9 +112,9 @@ def optimizers(accounts: Documents) -> Figure | None:
     )
 
 
-def counts(found: Documents) -> Figure | None:
+def counts(documents: Documents) -> Figure | None:
     """Laws that exist, counted by the Lie closure, beside those recognised and those the sources claim."""
-    known = [found[name] for name in COMPONENTS if name in found]
+    known = [documents[name] for name in COMPONENTS if name in documents]
     if not known:
         return None
     titles = [f["title"] for f in known]

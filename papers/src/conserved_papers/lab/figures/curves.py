@@ -71,7 +71,7 @@ def _band(steps: list[float], low: Curve, high: Curve, *, name: str, color: str,
 
 
 def layers(quantities: Sequence[Quantity]) -> dict[str, list[tuple[float, ...]]]:
-    """The curves of every layer, one per seed; blocks of one layer (experts) are averaged."""
+    """Return the curves of every layer, one per seed; blocks of one layer (experts) are averaged."""
     found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for quantity in quantities:
         inside: dict[str, list[tuple[float, ...]]] = defaultdict(list)

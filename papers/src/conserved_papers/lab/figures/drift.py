@@ -55,10 +55,10 @@ def exponent_findings(runs: Runs, family: str, label: str) -> list[Finding]:
     """
     largest = runs[max(runs)]
     stem = f"{label}: exponent of the drift in"
-    found = [fitted_finding(f"{stem} iteration k", growth(largest, family), 1, _IN_K)]
+    result = [fitted_finding(f"{stem} iteration k", growth(largest, family), 1, _IN_K)]
     if len(runs) > 1:
         in_tau = in_step_size(runs, family)
-        found.append(fitted_finding(f"{stem} step size τ at fixed k", in_tau, 2, _IN_TAU))
+        result.append(fitted_finding(f"{stem} step size τ at fixed k", in_tau, 2, _IN_TAU))
     # At smaller steps the drift comes near rounding, which equation (9) knows nothing of.
     used = max(
         error / bound
@@ -67,13 +67,13 @@ def exponent_findings(runs: Runs, family: str, label: str) -> list[Finding]:
         if bound > 0
     )
     what = f"{label}: largest share of the bound (9) at the largest step size"
-    found.append(Finding(what=what, value=used, expected="≤ 1", holds=used <= 1))
+    result.append(Finding(what=what, value=used, expected="≤ 1", holds=used <= 1))
     ledgers = [ledger for run in largest if (ledger := run.quantity(family).ledger) is not None]
     if ledgers:
         leak = max(ledger["leak"][-1] / ledger["predicted"][-1] for ledger in ledgers)
         what = f"{label}: leak of rounding over the drift of exact steps, at the end"
-        found.append(Finding(what=what, value=leak, expected=f"≤ {_LEAK:g}", holds=leak <= _LEAK))
-    return found
+        result.append(Finding(what=what, value=leak, expected=f"≤ {_LEAK:g}", holds=leak <= _LEAK))
+    return result
 
 
 def rounding_finding(runs: Runs, family: str, label: str) -> Finding:
@@ -84,7 +84,7 @@ def rounding_finding(runs: Runs, family: str, label: str) -> Finding:
 
 
 def panels_of(trajectories: Sequence[Trajectory], code: str, scale: str) -> list[tuple[str, Runs, str]]:
-    """The panels of a figure that there are runs for: title, runs by step size, and family."""
+    """Return the panels of a figure that there are runs for: title, runs by step size, and family."""
     runs = {kind: runs_of(trajectories, recipe) for kind, recipe in zip(KINDS, RECIPES[code][scale], strict=True)}
     return [(title, runs[kind], family) for title, kind, family in PANELS if runs[kind]]
 
@@ -124,9 +124,9 @@ def _figure(trajectories: Sequence[Trajectory], code: str, regime: str, scale: s
 
 
 def _rows(label: str, runs: Runs, family: str) -> list[tuple[str | float | int | None, ...]]:
-    found: list[tuple[str | float | int | None, ...]] = []
+    result: list[tuple[str | float | int | None, ...]] = []
     for rate, group in runs.items():
         final = sum(run.quantity(family).mean[-1] for run in group) / len(group)
         bounds = [bound[-1] for run in group if (bound := run.quantity(family).bound) is not None]
-        found.append((label, rate, len(group), group[0].steps, final, sum(bounds) / len(bounds) if bounds else None))
-    return found
+        result.append((label, rate, len(group), group[0].steps, final, sum(bounds) / len(bounds) if bounds else None))
+    return result
