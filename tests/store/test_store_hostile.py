@@ -271,4 +271,4 @@ def test_a_store_of_the_first_version_without_a_table_of_writers_goes_on(tmp_pat
     again.monitor.close()
     with RunStore(path) as store:
         assert store.steps("one") == [1, 2]
-        assert json.loads(store.select("select config from run")[0][0])["every"] == "auto"
+        assert json.loads(store.select("select config from run")[0][0])["every"] == 1
