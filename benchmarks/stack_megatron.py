@@ -239,7 +239,7 @@ def build(
         )
         optimizer.step()
 
-    return Training(models[0] if len(models) == 1 else models, optimizer, step, MICRO)
+    return Training(models[0] if len(models) == 1 else torch.nn.ModuleList(models), optimizer, step, MICRO)
 
 
 def batches(seed: int, rank: int) -> Iterator[tuple[torch.Tensor, ...]]:
