@@ -202,7 +202,9 @@ DAMAGE: dict[str, Callable[[sqlite3.Connection], object]] = {
     "no column": change("alter table law drop column family"),
     "a start beyond all time": change("update run set started = 1e300"),
     "laws without units": change("update law set units = 0"),
-    "a blob for an alarm": change("insert into alarm values (1, 1, x'00', x'ff', 'a', 'b', x'00')"),
+    "a blob for an alarm": change(
+        "insert into alarm values (1, 1, x'00', x'ff', 'a', 'b', x'00', x'00', x'ff', 'c', 1, 0)"
+    ),
     "a document that is no JSON": change("update document set content = '{'"),
     "a document that is a list": change("update document set content = '[]'"),
     "a document nested deeply": change("update document set content = ?", '{"a":' * 50_000),

@@ -33,6 +33,7 @@ from conserved.rank_agreement import (
     confirm_together,
     retract_monitor,
 )
+from conserved.run_names import new_run_name
 from conserved.store import Sink, opened
 from conserved.store.step_record import StepRecord
 from conserved.tracking.identities import StepIdentities
@@ -151,7 +152,7 @@ class Monitor(RunResults):
         self._restored: Mapping[str, Any] | None = None
         self._hooks: list[Any] = []
         self._optimizer_hooks: list[RemovableHandle] = []
-        name = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
+        name = run or new_run_name()
         self._records = RunRecords(
             name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, logs=_writes()
         )
