@@ -72,6 +72,9 @@ class NoStream:
     def wait_stream(self, other: Any) -> None:
         """Wait for nothing."""
 
+    def record_event(self, event: Any = None) -> None:
+        """Record nothing."""
+
 
 def _accept_processor(owner: type) -> None:
     """Let methods of optimizers, which name types of CUDA tensors, accept those of the processor."""

@@ -86,6 +86,12 @@ def stage_ranks() -> tuple[int, ...]:
     return ranks if others <= set(ranks) else (dist.get_rank(),)
 
 
+def is_shared_with_stages(parameter: Tensor) -> bool:
+    """Whether a parameter is the table that the first and the last stage of a pipeline share."""
+    marked = getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False)
+    return bool(marked) and bool(stage_ranks())
+
+
 def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, ParameterLayout]:
     """Return the layout of parameters that carry Megatron's attributes, or stand beside such."""
     groups = ParallelGroups.current()
