@@ -170,7 +170,7 @@ def reduce_gradients(parameters: Sequence[Tensor]) -> None:
     for parameter in parameters:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+            parameter.grad.div_(dist.get_world_size())
 
 
 def register(name: str, build: Callable[..., Training], defects: dict[str, dict[str, Any]], processes: int = 2) -> None:
@@ -461,7 +461,7 @@ def expert_parallel(
                 continue
             if "expert" not in name or experts:
                 dist.all_reduce(p.grad)
-            p.grad /= world
+            p.grad.div_(world)
 
     return loop(model, optimizer, lambda n: tokens_of(n, rank), after)
 

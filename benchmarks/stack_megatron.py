@@ -72,6 +72,9 @@ class NoStream:
     def wait_stream(self, other: Any) -> None:
         """Wait for nothing."""
 
+    def record_event(self, event: Any = None) -> None:
+        """Record nothing."""
+
 
 def _accept_processor(owner: type) -> None:
     """Let methods of optimizers, which name types of CUDA tensors, accept those of the processor."""
@@ -239,7 +242,7 @@ def build(
         )
         optimizer.step()
 
-    return Training(models[0] if len(models) == 1 else models, optimizer, step, MICRO)
+    return Training(models[0] if len(models) == 1 else torch.nn.ModuleList(models), optimizer, step, MICRO)
 
 
 def batches(seed: int, rank: int) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--stack", action="append", default=[], help="modules that register configurations")
     parser.add_argument("--unwatched", action="store_true", help="train without a monitor")
+    parser.add_argument("--ratio", action="store_true", help="train without a monitor as well, for the ratio of steps")
     parser.add_argument("--name", default="stack_table")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -144,7 +145,7 @@ def main() -> None:
         if given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns):
             continue
         row = rows[name] = run(name, world, modules, watched=not given.unwatched)
-        if not given.unwatched:
+        if given.ratio:
             row["plain_step_seconds"] = run(name, world, modules, watched=False).get("step_seconds")
         status = "hangs" if row["hangs"] else "error" if row["errors"] else f"{len(row['alarms'])} alarms"
         print(f"{name} [{world}]: {status}, {row.get('laws')} laws, {row.get('verdicts')}, {row.get('summary')}")
@@ -154,9 +155,10 @@ def main() -> None:
             print(
                 f"    rank {alarm['rank']} step {alarm['step']} {alarm['code']}: {alarm['message'][:200]}", flush=True
             )
-    record = {"commit": commit(), "machine": machine(), "steps": STEPS, "configurations": rows}
-    given.out.mkdir(parents=True, exist_ok=True)
-    print(save(given.name, record, given.out))
+        # After every configuration: a table that is stopped keeps what it has.
+        record = {"commit": commit(), "machine": machine(), "steps": STEPS, "configurations": rows}
+        path = save(given.name, record, given.out)
+    print(path)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_what_moves_with_the_last_bits_is_imprecise_and_what_stays_is_wrong(wron
     assert ("autograd function" in found.cause) == (wrong != 0)
 
 
-@pytest.mark.parametrize("wrong", [0.0, 1.2])
+@pytest.mark.parametrize("wrong", [0.0, 1.02])
 def test_an_identity_is_broken_by_what_stays_and_not_by_what_moves(wrong: float) -> None:
     model, loss = pass_of(wrong)
     laws = recognize(model, torch.zeros(1, 8, dtype=torch.long)).select(lambda law: law.family == "query_key")

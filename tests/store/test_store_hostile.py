@@ -202,7 +202,9 @@ DAMAGE: dict[str, Callable[[sqlite3.Connection], object]] = {
     "no column": change("alter table law drop column family"),
     "a start beyond all time": change("update run set started = 1e300"),
     "laws without units": change("update law set units = 0"),
-    "a blob for an alarm": change("insert into alarm values (1, 1, x'00', x'ff', 'a', 'b', x'00')"),
+    "a blob for an alarm": change(
+        "insert into alarm values (1, 1, x'00', x'ff', 'a', 'b', x'00', x'00', x'ff', 'c', 1, 0)"
+    ),
     "a document that is no JSON": change("update document set content = '{'"),
     "a document that is a list": change("update document set content = '[]'"),
     "a document nested deeply": change("update document set content = ?", '{"a":' * 50_000),
@@ -271,4 +273,4 @@ def test_a_store_of_the_first_version_without_a_table_of_writers_goes_on(tmp_pat
     again.monitor.close()
     with RunStore(path) as store:
         assert store.steps("one") == [1, 2]
-        assert json.loads(store.select("select config from run")[0][0])["every"] == "auto"
+        assert json.loads(store.select("select config from run")[0][0])["every"] == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from conserved.attention.energy import energy_field
 from conserved.attention.probing import sequences
 from conserved.attention.queries_and_keys import Capture, listening
 from conserved.attention.softmax import softmax_statistics
+from conserved.run_names import new_run_name
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
 
@@ -77,7 +77,7 @@ class AttentionMonitor:
         self._most = sequences
         self._watch = DepartureWatch(rule) if rule is not None else None
         self._sinks = tuple(sinks)
-        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" attention {id(self):x}"
+        self._run = run or f"attention, {new_run_name()}"
         self._config = dict(config or {}) | {"every": every, "sequences": sequences}
         self._heard: dict[str, list[Tensor]] = {}
         self._begun = False

@@ -33,6 +33,7 @@ from conserved.layout import (
     layout_of,
     reduced_gradients,
 )
+from conserved.layout.megatron import is_shared_with_stages
 from conserved.moment import Direction, Point, to_host
 from conserved.symmetry import Symmetry, Tensors
 
@@ -208,6 +209,8 @@ def _lost(
     for name in symmetry.parameters:
         if name not in trained:
             return f"{name} is frozen, so the other legs are not balanced against it"
+        if is_shared_with_stages(trained[name]):
+            return f"{name} is shared with another stage of the pipeline, whose gradient is added to its own"
         if name in beside:
             return f"{name} shares memory with {beside[name]}, so that steps of one move the other"
     return lost(symmetry, looked_up)

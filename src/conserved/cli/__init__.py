@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import sys
 
-from conserved.cli import attention, audit, certify, check, claims, demo, discover, laws, report, reproduce, transform
+from conserved.cli import (
+    attention,
+    audit,
+    certify,
+    check,
+    checkpoints,
+    claims,
+    demo,
+    discover,
+    laws,
+    report,
+    reproduce,
+    transform,
+    watch,
+)
 from conserved.cli.app import BAD_USAGE, INTERNAL, app, say
 from conserved.errors import InvalidInputError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = (laws, discover, certify, check, audit, transform, attention, claims, reproduce, report, demo)
+COMMANDS = (
+    laws,
+    discover,
+    certify,
+    check,
+    audit,
+    checkpoints,
+    transform,
+    attention,
+    claims,
+    reproduce,
+    report,
+    watch,
+    demo,
+)
 """Importing a command registers it. What a command computes with it imports when it runs, so that `--help`, `--version`
 and completion answer at once."""
 

@@ -30,8 +30,9 @@ from conserved.verdict import Status
 from conserved.version import __version__
 
 ORDER = (
-    *("demo", "check", "audit", "laws", "discover", "certify", "equalize", "move", "attention"),
-    *("runs", "report", "claims", "reproduce"),
+    *("demo", "check", "audit", "laws", "discover", "certify"),
+    *("mappings", "equalize", "fingerprint", "align", "canonical", "move", "attention"),
+    *("runs", "watch", "report", "claims", "reproduce"),
 )
 """Commands in the order of `--help`, which groups them by need."""
 

@@ -44,6 +44,10 @@ def equalize(
     rounded: Annotated[
         str, typer.Option(help="what will be rounded, for activation: weights, both (what they read too), or any")
     ] = "any",
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="choose the objective that rounds best, or none: int4-channel, w4a16, w8a8, nvfp4, …"),
+    ] = None,
     load: Annotated[
         bool, typer.Option("--load", help="Load the whole model, where files have other tensors than it has.")
     ] = False,
@@ -58,6 +62,9 @@ def equalize(
     if objective not in OBJECTIVES:
         meant = did_you_mean(objective, OBJECTIVES)
         raise UsageError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.{meant}")
+    if scheme is not None:
+        _fitted(folder, out, scheme, texts, model, dry=dry_run, as_json=as_json)
+        return
     if (objective == "activation") != (texts is not None):
         raise UsageError("--objective activation and --texts FILE belong together: activations are measured on text.")
     laws = _laws(folder, out, model, dry=dry_run)
@@ -75,6 +82,42 @@ def equalize(
         "left alone": dict(found.skipped),
     }
     _told(found.moved, weights, record, dry=dry_run, as_json=as_json)
+
+
+def _fitted(
+    folder: Path, out: Path | None, scheme: str, texts: Path | None, model: str | None, *, dry: bool, as_json: bool
+) -> None:
+    """Say what a scheme gains in every layer, and write it if that was asked for."""
+    from conserved.transform import SCHEMES, Checkpoint, fit_to_scheme
+    from conserved.transform import move as moved
+
+    if scheme not in SCHEMES:
+        raise UsageError(
+            f"Unknown scheme {scheme!r}; expected one of {', '.join(SCHEMES)}.{did_you_mean(scheme, SCHEMES)}"
+        )
+    laws = _laws(folder, out, model, dry=dry)
+    if texts is None:
+        described = load_model(model or str(folder), [], weights=False)
+        source = Checkpoint(folder, None, laws.parameters)
+        found = fit_to_scheme(source, model=described, laws=laws, scheme=scheme, apply=False, report=progress())
+    else:
+        from conserved.integrations.configured_models import pretrained, tokenized
+
+        batches = tokenized(str(folder), _lines(texts))
+        loaded, _ = pretrained(str(folder), ())
+        found = fit_to_scheme(loaded, laws=laws, batches=batches, scheme=scheme, apply=False, report=progress())
+    kept = found.chosen == "left alone"
+    if not as_json:
+        say(found.summary())
+    written = out is not None and not dry and not kept
+    if written:
+        moved(Checkpoint(folder, out, laws.parameters), dict(found.elements), laws=laws, values=False)
+    if as_json:
+        layers = {name: list(pair) for name, pair in found.layers.items()}
+        names = {"scheme": scheme, "chosen": found.chosen, "measure": found.measure, "tried": found.tried}
+        print_json({**names, "layers": layers, "left alone": found.skipped, "written": str(out) if written else None})
+    else:
+        say(f"Written to {out}." if written else "Nothing was written.")
 
 
 @command(WEIGHTS)

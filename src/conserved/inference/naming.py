@@ -16,7 +16,7 @@ import numpy as np
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
-from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Symmetry
+from conserved.symmetry import Leg, Symmetry
 
 WORDS = {
     "query_scale": ("q", "q_proj", "wq", "query", "to_q", "q_b_proj", "queries", "c_q"),
@@ -119,21 +119,17 @@ def _described(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks)
     reads = [part for part in found_symmetry.parts if part.region.role == "map" and part.factor > 0]
     gains = [part for part in found_symmetry.parts if part.region.role == "gain"]
     modules = [_module(leg.view.parameter) for leg in found_symmetry.legs]
-    if isinstance(found_symmetry.kind, OneScale):
+    if found_symmetry.kind.shared == "nothing":
         return _scale(found_symmetry, makes, modules)
     if gains:
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
         return _module(gains[0].region.name), "gain", ""
     leaves = {leg.view.parameter.rpartition(".")[2] for leg in found_symmetry.legs}
-    if (
-        len({*modules}) == 1
-        and leaves <= {"weight", "bias"}
-        and isinstance(found_symmetry.kind, GeneralLinear | ComplexScaling)
-    ):
+    if len({*modules}) == 1 and leaves <= {"weight", "bias"} and not found_symmetry.kind.positive:
         # A fused map is part of what computes attention; an attention with parameters of its own is that itself.
         modules = [modules[0].rpartition(".")[0]]
-    if isinstance(found_symmetry.kind, GeneralLinear | ComplexScaling):
+    if not found_symmetry.kind.positive:
         if not reads:
             return _common(modules), _pair(found_symmetry, marks), ""
         heads = any(part.places.size < _size(part) for part in found_symmetry.parts)

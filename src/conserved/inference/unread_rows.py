@@ -12,7 +12,7 @@ from math import prod
 
 from conserved.inference.engine import Region
 from conserved.inference.typing import Typing
-from conserved.symmetry import Leg, OneScale, Symmetry, Translation, View
+from conserved.symmetry import Leg, Symmetry, View
 
 
 def over_unread_rows(symmetries: Iterable[Symmetry], typing: Typing) -> list[Symmetry]:
@@ -49,7 +49,7 @@ def _extended(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int,
         return leg
     faced = kept[0] in view.axes
     # Columns may be added to what a group acts on, and rows to what is summed over them.
-    if isinstance(symmetry.kind, Translation) != faced and not isinstance(symmetry.kind, OneScale):
+    if symmetry.kind.linear != faced and symmetry.kind.shared != "nothing":
         return leg
     first, count = axes[0], len(axes)
     grid = (*view.grid[:first], view.shape[dim], *view.grid[first + count :])

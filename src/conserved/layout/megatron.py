@@ -5,7 +5,6 @@
 | `tensor_model_parallel`, `partition_dim`, `partition_stride` | cut over the tensor-parallel group along that axis |
 | `allreduce = False` | an expert: other processes of the expert group hold other experts |
 | `sequence_parallel` | replicated, and each process's gradient is the part of its own tokens |
-| `shared_embedding`, `shared` | the same table on the first and the last stage of a pipeline |
 
 A model need not be Megatron's to carry these attributes. Its groups are then the `tp_group` of the module that owns the
 parameter, or all processes.
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from conserved.boundary import Boundary
@@ -42,7 +42,6 @@ class ParallelGroups:
     expert: RankGroup | None = None
     expert_tensor: RankGroup | None = None
     expert_data: RankGroup | None = None
-    embedding: RankGroup | None = None
 
     @staticmethod
     def current() -> ParallelGroups:
@@ -51,8 +50,6 @@ class ParallelGroups:
         if state is None or not state.model_parallel_is_initialized():
             return ParallelGroups(tensor=whole_world())
         tensor = RankGroup.of("tensor parallel", state.get_tensor_model_parallel_group())
-        # Virtual stages are watched by monitors of their own, which would meet in another order on each process.
-        virtual = state.get_virtual_pipeline_model_parallel_world_size() is not None
         data = RankGroup.of("data parallel", state.get_data_parallel_group(with_context_parallel=True))
         return ParallelGroups(
             tensor=tensor,
@@ -60,7 +57,6 @@ class ParallelGroups:
             expert=_group(state, "expert parallel", "get_expert_model_parallel_group"),
             expert_tensor=_group(state, "expert tensor parallel", "get_expert_tensor_parallel_group"),
             expert_data=_group(state, "expert data parallel", "get_expert_data_parallel_group"),
-            embedding=None if virtual else _group(state, "embedding", "get_embedding_group"),
         )
 
 
@@ -68,6 +64,32 @@ def _group(state: Any, name: str, getter: str) -> RankGroup | None:
     """Return a group that older releases may not have, and that some processes are not in."""
     get: Callable[..., Any] | None = getattr(state, getter, None)
     return None if get is None else RankGroup.of(name, get(check_initialized=False))
+
+
+def stage_ranks() -> tuple[int, ...]:
+    """Return the ranks of this process's stage of a pipeline; empty without a pipeline.
+
+    A stage runs its first pass when the one before has sent its activations: stages cannot wait for each other there.
+    """
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return ()
+    stages = state.get_pipeline_model_parallel_world_size()
+    if stages < 2:
+        return ()
+    # In Megatron's default order of ranks, stages are the outermost dimension.
+    size = dist.get_world_size() // stages
+    first = dist.get_rank() // size * size
+    ranks = tuple(range(first, first + size))
+    groups = ParallelGroups.current()
+    others = {rank for group in (groups.tensor, groups.data) if group is not None for rank in group.ranks}
+    return ranks if others <= set(ranks) else (dist.get_rank(),)
+
+
+def is_shared_with_stages(parameter: Tensor) -> bool:
+    """Whether a parameter is the table that the first and the last stage of a pipeline share."""
+    marked = getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False)
+    return bool(marked) and bool(stage_ranks())
 
 
 def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, ParameterLayout]:
@@ -95,8 +117,6 @@ def _parameter_layout(parameter: Tensor, groups: ParallelGroups, axis: int | Non
         cuts = (PieceCut(tensor, marked if axis is None else axis, stride),)
     else:
         replicated.append(tensor)
-    if getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False):
-        replicated.append(groups.embedding)
     own = (groups.expert,) if expert and groups.expert is not None else ()
     partial = tensor is not None and not cuts and bool(getattr(parameter, "sequence_parallel", False))
     return ParameterLayout(
@@ -128,7 +148,6 @@ def _replace_tensor(groups: ParallelGroups, owner: RankGroup | None) -> Parallel
         expert=groups.expert,
         expert_tensor=owner if groups.expert_tensor is not None else None,
         expert_data=groups.expert_data,
-        embedding=groups.embedding,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from conserved.layout.dtensor import dtensor_layout, mesh_ranks
 from conserved.layout.given import GivenLayout, given_layout
 from conserved.layout.groups import whole_world
-from conserved.layout.megatron import carries_attributes, megatron_layout
+from conserved.layout.megatron import carries_attributes, megatron_layout, stage_ranks
 from conserved.layout.table import ModelLayout, ParameterLayout
 
 
@@ -51,8 +51,18 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
         {name: table.get(name, plain) for name in parameters},
         gathered=frozenset(placed).difference(by_hand),
         joint=marked or bool(placed) or bool(by_hand) or "piece" in (held or {}).values(),
-        meshes=() if marked or by_hand or held else mesh_ranks(parameters.values()),
+        meshes=_joint_processes(parameters, marked=marked, described=bool(by_hand) or bool(held)),
     )
+
+
+def _joint_processes(parameters: Mapping[str, Tensor], *, marked: bool, described: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks that audit together: those of a stage, or of the meshes; empty for all of them."""
+    if described:
+        return ()
+    if marked:
+        stage = stage_ranks()
+        return (stage,) if stage else ()
+    return mesh_ranks(parameters.values())
 
 
 def replica_groups(model: nn.Module, given: GivenLayout | None = None) -> dict[tuple[int, ...], list[str]]:

@@ -61,7 +61,7 @@ class ModelLayout(Mapping[str, ParameterLayout]):
     joint: bool = False
     """Whether processes have to audit in the same steps: the same on all of them."""
     meshes: tuple[tuple[int, ...], ...] = ()
-    """Ranks of the meshes that DTensors lie on, if nothing else is cut; a mesh within another is left out."""
+    """Ranks of a stage, or of the meshes that DTensors lie on if nothing else is cut; none is within another."""
 
     def __getitem__(self, name: str) -> ParameterLayout:
         return self.parameters.get(name, WHOLE)

@@ -12,9 +12,10 @@ for _package in ("jinja2", "markupsafe", "latex2mathml"):
 
 from conserved.report.contents import Contents, NoSuchRunError, NotAStoreError, read
 from conserved.report.page import UnwritableError, rendered, written
+from conserved.report.summary import result_title
 from conserved.store.store_file import undamaged
 
-__all__ = ["Contents", "NoSuchRunError", "NotAStoreError", "UnwritableError", "write_report"]
+__all__ = ["Contents", "NoSuchRunError", "NotAStoreError", "UnwritableError", "live_report", "write_report"]
 
 
 def write_report(
@@ -30,7 +31,7 @@ def write_report(
     Args:
         store: a run store.
         output: the file to write; it needs no network and loads nothing.
-        title: the heading.
+        title: the heading; by default what the runs show.
         command: the command line that the report names as its origin.
         runs: names of the watched runs to show, beside each other where there are several; by default all.
 
@@ -47,6 +48,27 @@ def write_report(
     contents = read(store, runs)
     said = command or f"conserved report {Path(store).name} -o {Path(output).name}"
     with undamaged(Path(store)):
-        page = rendered(contents, title=title or "What training conserved", command=said)
+        page = rendered(contents, title=title or result_title(contents), command=said)
     written(page, output)
     return contents
+
+
+def live_report(store: str | Path, every: float) -> str:
+    """Return the report of a store that is still written to, as a page that loads itself again.
+
+    Args:
+        store: a run store.
+        every: seconds after which a browser asks again.
+
+    Returns:
+        The page.
+
+    Raises:
+        NotAStoreError: the file is no run store.
+        FileNotFoundError: there is no such file.
+    """
+    contents = read(store, ())
+    with undamaged(Path(store)):
+        return rendered(
+            contents, title=result_title(contents), command=f"conserved watch {Path(store).name}", refresh=every
+        )

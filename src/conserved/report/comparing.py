@@ -31,7 +31,7 @@ def comparison(runs: Sequence[Digest]) -> RunComparison:
             run.name,
             run.steps,
             run.laws,
-            run.alarm_count,
+            len(run.alarms),
             run.worst[0] if run.worst else None,
             *(run.errors[family][-1] if run.errors.get(family) else None for family in drawn),
         )

@@ -119,7 +119,7 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
 
 _LISTING = """\
 select name, started, (select coalesce(max(step), 0) from step where step.run = run.id),
-    (select count(*) from law where law.run = run.id), (select count(*) from alarm where alarm.run = run.id)
+    (select count(*) from law where law.run = run.id)
 from run order by started, id"""
 
 
@@ -129,7 +129,10 @@ def listing(path: str | Path) -> dict[str, Any]:
     known = check(path)
     with undamaged(path), RunStore(path) as store, store.snapshot():
         rows = store.select(_LISTING) if "run" in known else []
-        runs = [dict(zip(("name", "started", "steps", "laws", "alarms"), row, strict=True)) for row in rows]
+        runs = [
+            {**dict(zip(("name", "started", "steps", "laws"), row, strict=True)), "alarms": len(store.defects(row[0]))}
+            for row in rows
+        ]
         kinds = "select kind, count(*) from document group by kind order by kind"
         return {"runs": runs, "records": dict(store.select(kinds)) if "document" in known else {}}
 

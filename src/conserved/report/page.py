@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from conserved.errors import InvalidInputError
 from conserved.report.claimcards import tally
@@ -53,8 +53,8 @@ class Anchors:
         return self._known[name]
 
 
-def rendered(contents: Contents, *, title: str, command: str) -> str:
-    """The page as text."""
+def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
+    """The page as text; with `refresh`, a browser loads it again after as many seconds."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -69,6 +69,7 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         anchor(name)
     environment.filters["numeral"] = numeral
     environment.filters["anchor"] = anchor
+    environment.filters["breakable"] = breakable
     environment.globals["in_numbers"] = in_numbers
     environment.tests["phone_table"] = lambda table: len(table.columns) > 2
     scripts = {"theme": _source("theme.js"), "page": _source("page.js")}
@@ -79,6 +80,7 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         contents=contents,
         title=title,
         command=command,
+        refresh=refresh,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         headlines=headlines(contents),
         verdict_line=verdict_line(contents),
@@ -92,6 +94,12 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         scripts={name: Markup(text) for name, text in scripts.items()},
         hashes=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
     )
+
+
+def breakable(cell: object) -> Markup:
+    """A cell whose long dotted names may break after a dot and nowhere else."""
+    text = str(escape(cell))
+    return Markup(re.sub(r"[\w.\[\]]{20,}", lambda name: re.sub(r"([._])(?=[a-z])", r"\1<wbr>", name[0]), text))
 
 
 def in_numbers(plot: Plot) -> ReportTable:

@@ -110,6 +110,16 @@ def hero(contents: Contents) -> Plot | None:
     return replace(ranked[0], anchor="the plot", small=True, layout=layout)
 
 
+def result_title(contents: Contents) -> str:
+    """Return the heading of a report: the trouble of its runs, or that they conserved what they should."""
+    troubled = [run for run in contents.runs if run.trouble]
+    if len(troubled) == 1:
+        return f"{troubled[0].name}: {troubled[0].trouble}"
+    if troubled:
+        return f"{len(troubled)} of {len(contents.runs)} runs have alarms"
+    return "What training conserved"
+
+
 def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
     """Of every kind of alarm, for the top of the report: run, step, what is wrong, and what to look at."""
     return tuple((run.name, step, *_headed(message)) for run in contents.runs for step, _, message in run.first_alarms)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from conserved.alarm import Alarm
 from conserved.report.numerals import numeral, shown, without_folders
 from conserved.report.plot import Plot, axes, line, trace
 from conserved.report.table import ReportTable
@@ -16,6 +15,10 @@ from conserved.store.run_digest import Digest, FamilyStep
 from conserved.verdict import Status
 
 _FAMILIES_DRAWN = 12
+_READINGS_DRAWN = 12
+
+_BOOKKEEPING = ("seconds", "of_rounding")
+"""Endings of readings that are not drawn: the monitor's own time, and what the figure of residuals shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +41,13 @@ class RunSection:
     causes: Plot | None
     residuals: Plot | None
     """How far the account is from closing, step by step, with the alarms."""
-    readings: Plot | None
+    readings: tuple[Plot, ...]
     last: ReportTable | None
     drifts: ReportTable | None
     alarms: ReportTable | None
     alarm_count: int
     first_alarms: tuple[tuple[int, str, str], ...]
-    """Step, law and message of the first alarm of every code."""
+    """First step, law and message of every defect."""
 
 
 def run_section(run: Digest) -> RunSection:
@@ -52,7 +55,7 @@ def run_section(run: Digest) -> RunSection:
     trouble = _trouble(run)
     status, message = _judged(run, trouble)
     config = [(str(key), shown(value)) for key, value in without_folders(run.config).items()]
-    first = {alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(_unexplained(run.alarms))}
+    first = tuple((alarm.step, alarm.law, alarm.text) for alarm in run.alarms)
     drawn = sorted(run.ledger, key=lambda family: -_peak(run.ledger[family]))[:_FAMILIES_DRAWN]
     return RunSection(
         name=run.name,
@@ -69,12 +72,12 @@ def run_section(run: Digest) -> RunSection:
         ledgers=tuple(_ledger(run, family) for family in sorted(drawn)),
         causes=_causes(run) if run.totals else None,
         residuals=_residuals(run) if run.ledger else None,
-        readings=_readings(run) if run.readings else None,
+        readings=_readings(run),
         last=_last(run) if run.ledger else None,
         drifts=_drifts(run) if run.drifts else None,
         alarms=_alarms(run) if run.alarms else None,
-        alarm_count=run.alarm_count,
-        first_alarms=tuple(first.values()),
+        alarm_count=len(run.alarms),
+        first_alarms=first,
     )
 
 
@@ -91,30 +94,11 @@ _TROUBLES = {
 """What alarms of a code mean; any other is one of the account."""
 
 
-def _unexplained(alarms: Sequence[Alarm]) -> list[Alarm]:
-    """Return the alarms, by step, such that one defect is one alarm.
-
-    Those of the account are left out in steps whose gradients are wrong. An alarm that could not be reproduced is left
-    out if a later audit found the same law broken again; the later one then starts at the earlier step.
-    """
-    wrong = {alarm.step for alarm in alarms if alarm.code in _WRONG_GRADIENTS}
-    kept = [alarm for alarm in alarms if alarm.code not in ("residual", "leak") or alarm.step not in wrong]
-    last = {alarm.law: alarm.step for alarm in kept if alarm.code == "gradient"}
-    superseded = [alarm for alarm in kept if alarm.code == "hardware" and alarm.step < last.get(alarm.law, 0)]
-    first = {alarm.law: alarm.step for alarm in reversed(superseded)}
-    found = [
-        replace(alarm, step=min(alarm.step, first.get(alarm.law, alarm.step))) if alarm.code == "gradient" else alarm
-        for alarm in kept
-        if alarm not in superseded
-    ]
-    return sorted(found, key=lambda alarm: alarm.step)
-
-
 def _trouble(run: Digest) -> str:
     if run.not_finite:
         return "the run has diverged"
     first: dict[str, int] = {}
-    for alarm in _unexplained(run.alarms):
+    for alarm in run.alarms:
         first.setdefault(_TROUBLES.get(alarm.code, "the account does not close"), alarm.step)
     if not first and run.worst is not None and run.worst[0] > 1:
         first["the account does not close"] = run.worst[2]
@@ -137,8 +121,7 @@ def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
         )
     if not trouble:
         return Status.VERIFIED, account
-    raised = f" (seen {run.alarm_count:,} times)" if run.alarm_count > 1 else ""
-    return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}{raised}. {account}"
+    return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}. {account}"
 
 
 def _peak(steps: Sequence[FamilyStep]) -> float:
@@ -225,7 +208,7 @@ def _residuals(run: Digest) -> Plot:
     return Plot(
         anchor=f"run-{run.name}-residuals",
         title="What audits and the account leave over",
-        alt=f"The largest residual of each step and audit over what rounding explains; {run.alarm_count:,} alarms.",
+        alt=f"The largest residual of each step and audit over what rounding explains; {len(run.alarms):,} alarms.",
         caption="The law whose residual is largest, over what rounding explains. Above 1, audited gradients are not "
         "those of one loss; and of the account, something else than the optimizer changed parameters.",
         data=data,
@@ -233,14 +216,26 @@ def _residuals(run: Digest) -> Plot:
     )
 
 
-def _readings(run: Digest) -> Plot:
-    return Plot(
-        anchor=f"run-{run.name}-readings",
-        title="Readings",
-        alt=f"Lines over steps of {', '.join(run.readings)}.",
-        data=[line(name, run.shown, list(values)) for name, values in list(run.readings.items())[:40]],
-        layout=axes("step", "value"),
-    )
+def _readings(run: Digest) -> tuple[Plot, ...]:
+    """One small figure for each series that changes; series have units of their own, and share no axis."""
+    found = []
+    for name, values in run.readings.items():
+        known = {value for value in values if math.isfinite(value)}
+        if len(known) < 2 or name.endswith(_BOOKKEEPING):
+            continue
+        last = next(value for value in reversed(values) if math.isfinite(value))
+        positive = min(known) > 0 and max(known) > 100 * min(known)
+        found.append(
+            Plot(
+                anchor=f"run-{run.name}-reading-{name}",
+                title=name,
+                alt=f"{name} over steps; {numeral(last)} at the end.",
+                data=[line(name, run.shown, list(values))],
+                layout=axes("step", "value", log=positive),
+                small=True,
+            )
+        )
+    return tuple(found[:_READINGS_DRAWN])
 
 
 def _last(run: Digest) -> ReportTable:
@@ -264,8 +259,8 @@ def _drifts(run: Digest) -> ReportTable:
 
 
 def _alarms(run: Digest) -> ReportTable:
-    return ReportTable.of(
-        ("step", "code", "law", "value", "limit", "what to look at"),
-        [(alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.message) for alarm in run.alarms],
-        200,
-    )
+    rows = [
+        (alarm.step, max(alarm.last, alarm.step), alarm.count, alarm.kind, alarm.law or alarm.tensor, alarm.text)
+        for alarm in run.alarms
+    ]
+    return ReportTable.of(("first step", "last step", "times", "what", "where", "what to look at"), rows, 200)

@@ -69,14 +69,14 @@ class Digest:
     drifts: tuple[FamilyDrift, ...]
     readings: dict[str, tuple[float, ...]]
     alarms: tuple[Alarm, ...]
-    alarm_count: int
+    """One for each defect, as the run's monitor counted them."""
     worst: tuple[float, str, int] | None
     """The largest residual over rounding of all steps, its law and its step."""
     not_finite: int
     """Rows of the ledger in which the observed change is not a number."""
 
 
-def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) -> Digest:
+def digest(store: RunStore, run: str, *, steps: int = 300) -> Digest:
     """Return the digest of a run at up to `steps` steps, evenly spread, the first and the last among them."""
     number, started, config = store.select("select id, started, config from run where name = ?", run)[0]
     written = [step for (step,) in store.select("select distinct step from entry where run = ? order by step", number)]
@@ -100,8 +100,7 @@ def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) ->
         totals=_totals(store, number, shown, at),
         drifts=_drifts(store, number, written[-1]) if written else (),
         readings=_readings(store, number, shown, at),
-        alarms=tuple(store.alarms(run, most=alarms)),
-        alarm_count=int(first("select count(*) from alarm where run = ?")),
+        alarms=tuple(store.defects(run)),
         worst=_worst(store, number),
         not_finite=first("select count(*) from entry where run = ? and observed is null"),
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from conserved.alarm import Alarm
+from conserved.alarm_groups import AlarmGroups
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import FIELDS, Entry, StepRecord
 from conserved.store.store_file import (
@@ -47,7 +48,8 @@ _SCHEMA = (
     "create table if not exists reading (run integer not null, step integer not null, name text not null, "
     "value real, primary key (run, step, name)) without rowid",
     "create table if not exists alarm (run integer not null, step integer not null, code text not null, "
-    "law text not null, value real, bound real, message text not null, primary key (run, step, code, law)) "
+    "law text not null, value real, bound real, message text not null, family text not null, laws text not null, "
+    "count integer not null, last integer not null, number integer not null, primary key (run, step, code, law)) "
     "without rowid",
     "create table if not exists document (kind text not null, name text not null, written real not null, "
     "content text not null, primary key (kind, name))",
@@ -72,6 +74,11 @@ MEAN_ERROR = "sum(error * units) / sum(units)"
 """Equation (10) over rows of it."""
 
 _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
+
+
+def _alarm_row(run: int, number: int, alarm: Alarm) -> tuple[Any, ...]:
+    numbers = (run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit)
+    return (*numbers, alarm.message, alarm.family, json.dumps(alarm.laws), alarm.count, alarm.last, number)
 
 
 class RunStore:
@@ -217,7 +224,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def alarms(self, run: str, *, most: int = -1) -> list[Alarm]:
-        """Return the alarms of a run, by step.
+        """Return the alarms of a run as they were raised, by step; `defects` groups them.
 
         Args:
             run: the name of the run.
@@ -229,13 +236,39 @@ class RunStore:
         Raises:
             KeyError: there is no run of this name.
         """
-        query = "select step, code, law, value, bound, message from alarm where run = ? order by step limit ?"
+        columns = "step, code, law, value, bound, message, family, laws, count, last"
+        query = f"select {columns} from alarm where run = ? order by step, number limit ?"
         rows = self.select(query, self._id(run), most)
         with undamaged(self.path):
             return [
-                Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)
-                for step, code, law, value, bound, message in rows
+                Alarm(
+                    step=step,
+                    code=code,
+                    law=law,
+                    value=real(value),
+                    limit=real(bound),
+                    message=message,
+                    family=family,
+                    laws=tuple(json.loads(laws)),
+                    count=count,
+                    last=last,
+                )
+                for step, code, law, value, bound, message, family, laws, count, last in rows
             ]
+
+    def defects(self, run: str) -> list[Alarm]:
+        """Return the alarms of a run, one for each defect, as its monitor counts them.
+
+        Args:
+            run: the name of the run.
+
+        Returns:
+            The alarms, in the order of their first steps.
+
+        Raises:
+            KeyError: there is no run of this name.
+        """
+        return AlarmGroups(self.alarms(run)).all
 
     def state(self, run: str) -> str:
         """Return what the monitor of the run of this name was last doing, in words; empty if it never said."""
@@ -393,8 +426,7 @@ class SQLite(Sink):
             if whole:
                 self._write_rows(db, record)
             _insert(db, "reading", ((*at, name, value) for name, value in readings.items()))
-            alarms = ((one.step, one.code, one.law, one.value, one.limit, one.text) for one in record.alarms)
-            _insert(db, "alarm", ((self._run, *alarm) for alarm in alarms))
+            _insert(db, "alarm", (_alarm_row(self._run, n, one) for n, one in enumerate(record.alarms)))
 
     def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
         """A row for every law, and one for each of its causes."""

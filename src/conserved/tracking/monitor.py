@@ -33,6 +33,7 @@ from conserved.rank_agreement import (
     confirm_together,
     retract_monitor,
 )
+from conserved.run_names import new_run_name
 from conserved.store import Sink, opened
 from conserved.store.step_record import StepRecord
 from conserved.tracking.identities import StepIdentities
@@ -151,7 +152,7 @@ class Monitor(RunResults):
         self._restored: Mapping[str, Any] | None = None
         self._hooks: list[Any] = []
         self._optimizer_hooks: list[RemovableHandle] = []
-        name = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
+        name = run or new_run_name()
         self._records = RunRecords(
             name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, logs=_writes()
         )
@@ -261,7 +262,7 @@ class Monitor(RunResults):
         self._signature = signature(self.model)
         self._steps.remember_weights()
         try:
-            self._agree_with_ranks(found)
+            self._agree_with_ranks()
             self._bind_laws(found)
         except NotTogetherError as reason:
             for stage in (LAWS, ACCOUNT, AUDIT):
@@ -269,13 +270,14 @@ class Monitor(RunResults):
         else:
             self._boundary.attempt(AUDIT, self._begin_audits, found)
 
-    def _agree_with_ranks(self, laws: LawSet) -> None:
+    def _agree_with_ranks(self) -> None:
         """Make sure that all processes that hold pieces of the parameters are about to take the reference."""
         ranks = layout_with(parts_of(self.model), self._config.layout).joint_ranks if _several_processes() else ()
         if self._agreement is None and len(ranks) > 1 and self._announced is not None:
             self._agreement = RankAgreement(ranks, "laws", self._announced)
         if self._agreement is not None:
-            self._agreement.confirm(f"reference of {len(laws)} laws")
+            # Stages of a pipeline have other laws; processes that should have the same compare them before they sum.
+            self._agreement.confirm("reference of laws")
 
     def _together(self) -> AbstractContextManager[None]:
         """A context in which computations over processes are confirmed by all of them first."""

@@ -10,6 +10,7 @@ from conserved.auditing.backward_pass import layout_with
 from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.layout import GivenLayout, LawAssembly
+from conserved.layout.megatron import is_shared_with_stages
 
 SPREAD = "its legs lie on several processes: audits test it, and it is not accounted for"
 """Reason for a law that is not watched step by step."""
@@ -18,6 +19,8 @@ SPREAD = "its legs lie on several processes: audits test it, and it is not accou
 def laws_of_process(model: nn.Module, laws: LawSet, layout: GivenLayout | None = None) -> LawSet:
     """Leave out laws that hold for sums over processes only: what one process has of them is not conserved."""
     summed = LawAssembly.of(layout_with(parts_of(model), layout), laws.symmetries).names
+    shared = {name for name, p in model.named_parameters() if is_shared_with_stages(p)}
+    summed |= {symmetry.name for symmetry in laws if shared.intersection(symmetry.parameters)}
     if not summed:
         return laws
     rest = laws.select(lambda symmetry: symmetry.name not in summed)

@@ -84,29 +84,65 @@ def draw(
     return path
 
 
+INK, MUTED, RULE, CARD, ALARM = "#1c222b", "#5a626d", "#e2ddd2", "#ffffff", "#a8261c"
+LINES = ("#0b6e99", "#c2510c", "#3f7d20", "#7444c9", "#b4237a", "#866a00", "#55606e", "#0f766e")
+"""Colours of the report, whose style sheet has the same."""
+
+_STYLE = {
+    "font.family": ["sans-serif"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.facecolor": CARD,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "figure.facecolor": CARD,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+
 def _drawn(chosen: Sequence[RunPanel], alarms: Sequence[Alarm]) -> Any:
+    library: Any = require("matplotlib", _WHY)
     figures: Any = require("matplotlib.figure", _WHY)
-    figure = figures.Figure(figsize=(9, 2.4 * len(chosen)), layout="constrained")
-    axes = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, panel in zip(axes, chosen, strict=True):
-        for name, points in panel.series.items():
-            style = "o-" if len(points) < 30 else "-"
-            axis.plot([s for s, _ in points], [v for _, v in points], style, label=name, linewidth=1.2, markersize=3)
-        axis.set_title(panel.title, fontsize="small", loc="left")
-        if panel.log and any(value > 0 for points in panel.series.values() for _, value in points):
-            axis.set_yscale("log")
-        if panel.limit is not None:
-            axis.axhline(panel.limit, linestyle=":", color="gray")
-        for alarm in alarms:
-            axis.axvline(alarm.step, color="crimson", linewidth=1)
-        axis.legend(fontsize="xx-small", frameon=False, ncols=4)
-    for place, alarm in enumerate(alarms[:3]):
-        axes[0].annotate(
-            f"{alarm.code}: {alarm.law}",
-            (alarm.step, 0.95 - 0.14 * place),
-            xycoords=("data", "axes fraction"),
-            color="crimson",
-            fontsize="x-small",
-        )
-    axes[-1].set_xlabel("step")
+    with library.rc_context({**_STYLE, "axes.prop_cycle": library.cycler(color=LINES)}):
+        figure = figures.Figure(figsize=(9, 2.6 * len(chosen)), layout="constrained")
+        axes = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, panel in zip(axes, chosen, strict=True):
+            _draw_panel(axis, panel, alarms)
+        for place, alarm in enumerate(alarms[:3]):
+            axes[0].annotate(
+                f"{alarm.kind}: {alarm.law or alarm.tensor}",
+                (alarm.step, 0.93 - 0.14 * place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                xycoords=("data", "axes fraction"),
+                color=ALARM,
+                fontsize="small",
+            )
+        axes[-1].set_xlabel("step")
     return figure
+
+
+def _draw_panel(axis: Any, panel: RunPanel, alarms: Sequence[Alarm]) -> None:
+    for name, points in panel.series.items():
+        style = "o-" if len(points) < 30 else "-"
+        axis.plot([s for s, _ in points], [v for _, v in points], style, label=name, linewidth=1.6, markersize=3)
+    axis.set_title(panel.title, family="serif")
+    if panel.log and any(value > 0 for points in panel.series.values() for _, value in points):
+        axis.set_yscale("log")
+    if panel.limit is not None:
+        axis.axhline(panel.limit, linestyle=":", color=MUTED)
+    for alarm in alarms:
+        axis.axvline(alarm.step, color=ALARM, linewidth=1)
+    # Beside the lines: a legend inside the axes hides what it names.
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

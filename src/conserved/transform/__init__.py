@@ -5,17 +5,19 @@ from conserved.transform.activations import Call, activation_sizes
 from conserved.transform.aligning import Aligned, align
 from conserved.transform.canonical_form import Fingerprint, canonical, fingerprint
 from conserved.transform.checkpoint import Checkpoint
-from conserved.transform.coupling import exchanges
+from conserved.transform.coupling import coupled_spaces, exchanges
 from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.mapping import FORMATS, LayerMapping, mappings
 from conserved.transform.moving import MovedWeights, move
+from conserved.transform.schemes import SCHEMES, Fitted, fit_to_scheme
 from conserved.transform.training import EqualizeEvery
 
 __all__ = [
     "FORMATS",
     "OBJECTIVES",
+    "SCHEMES",
     "Aligned",
     "Call",
     "Checkpoint",
@@ -23,6 +25,7 @@ __all__ = [
     "Equalized",
     "Exchange",
     "Fingerprint",
+    "Fitted",
     "LayerMapping",
     "MovedWeights",
     "Orthogonal",
@@ -30,9 +33,11 @@ __all__ = [
     "activation_sizes",
     "align",
     "canonical",
+    "coupled_spaces",
     "equalize",
     "exchanges",
     "fingerprint",
+    "fit_to_scheme",
     "mappings",
     "move",
     "symmetries_of",

@@ -202,10 +202,16 @@ def check_statistic(statistic: str) -> None:
         raise ValueError(f'statistic is "max" or "mean"; got {statistic!r}.')
 
 
+def as_call(batch: ModelInput) -> Call:
+    """Return the arguments that a batch stands for."""
+    if isinstance(batch, Call):
+        return batch
+    if isinstance(batch, Mapping):
+        return Call((), batch)
+    return Call(tuple(batch) if isinstance(batch, tuple | list) else (batch,))
+
+
 def call_with(model: nn.Module, batch: ModelInput) -> Any:
     """Call a model with one batch."""
-    if isinstance(batch, Call):
-        return model(*batch.args, **batch.kwargs)
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+    call = as_call(batch)
+    return model(*call.args, **call.kwargs)

@@ -8,7 +8,7 @@ makes the distance smaller or leaves it, so going round ends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, Tensors, UnmovableError
-from conserved.transform.canonical_form import found_symmetries, representative
+from conserved.transform.canonical_form import Gauge, find_gauge, representative
+from conserved.transform.gauge_fixing import fix_scales, is_gain
 from conserved.transform.moving import Weights, act_on
 
 ROUNDS = 50
@@ -81,17 +82,21 @@ def align(
         UnmovableError: a tensor is missing, of another shape, quantised or not finite.
         ValueError: the target is a dictionary and no laws are given.
     """
-    exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
-    skipped = {s.name: s.kind.undefined() for s in (*swaps, *exact) if not s.kind.movable}
-    exact, swaps = ([s for s in some if s.name not in skipped] for some in (exact, swaps))
-    every = [*swaps, *(exact if continuous else ())]
+    gauge = find_gauge(target, args, kwargs, laws, exchanges)
+    skipped = {s.name: s.kind.undefined() for s in gauge.all if not s.kind.movable}
+    gauge = Gauge(
+        exact=[s for s in gauge.exact if s.name not in skipped],
+        exchanges=[s for s in gauge.exchanges if s.name not in skipped],
+        rotations=gauge.rotations,
+    )
+    every = [*gauge.exchanges, *(gauge.exact if continuous else ())]
     known = laws.parameters if isinstance(laws, LawSet) else ()
     wanted, own = Weights(reference), Weights(target, known)
-    for symmetry in every:
+    for symmetry in (*every, *gauge.rotations):
         for name in symmetry.parameters:
             wanted.movable(name, symmetry)
             own.movable(name, symmetry)
-    names = dict.fromkeys(name for symmetry in every for name in symmetry.parameters)
+    names = dict.fromkeys(name for symmetry in (*every, *gauge.rotations) for name in symmetry.parameters)
     goal, start = ({name: weights.read(name).cpu() for name in names} for weights in (wanted, own))
     for weights in (goal, start):
         for name, tensor in weights.items():
@@ -99,16 +104,13 @@ def align(
                 raise UnmovableError(f"{name} has entries that are not finite: there is no distance to make small.")
     before = distance(goal, start)
     with torch.no_grad():
-        found = _gone_round(goal, start, every, [])
-        if continuous and distance(goal, found.work) > 1e-6 * before:
-            # Going round may end where no single symmetry helps; two checkpoints of one orbit have one representative.
-            (_, there), (middle, steps) = (representative(weights, exact, swaps) for weights in (goal, start))
-            back = [(s, s.kind.inverse(element)) for s, element in reversed(there)]
-            work = {name: middle[name].clone() for name in names}
-            for symmetry, element in back:
-                act_on(symmetry, element, work)
-            other = _gone_round(goal, work, every, [*steps, *back])
-            found = min(found, other, key=lambda one: distance(goal, one.work))
+        ways = [_gone_round(goal, start, every, [])]
+        # Going round may end where no single symmetry helps. Two checkpoints of one orbit meet where scales are
+        # fixed, whatever rotation of the stream is between them, and have one representative.
+        for meet in (_by_rotations, _by_representatives) if continuous else ():
+            if min(distance(goal, way.work) for way in ways) > 1e-6 * before:
+                ways += meet(goal, start, gauge, every)
+        found = min(ways, key=lambda one: distance(goal, one.work))
         own.write(found.work)
     return Aligned(
         parameters=tuple(own.written),
@@ -129,6 +131,45 @@ class _Way:
     work: dict[str, Tensor]
     steps: list[tuple[Symmetry, Tensor]]
     rounds: int
+
+
+def _by_representatives(goal: Tensors, start: Tensors, gauge: Gauge, every: Sequence[Symmetry]) -> list[_Way]:
+    """Go to the representative of the orbit and back to the goal, then round again."""
+    (_, there), (middle, steps) = (representative(weights, gauge) for weights in (goal, start))
+    return [_returned(goal, {name: middle[name].clone() for name in goal}, steps, there, every)]
+
+
+def _by_rotations(goal: Tensors, start: Tensors, gauge: Gauge, every: Sequence[Symmetry]) -> list[_Way]:
+    """Rotate streams where all scales are fixed, first by what nothing else moves, and return to the goal."""
+    if not gauge.rotations:
+        return []
+    ends = [fix_scales(Weights(weights), gauge.exact) for weights in (goal, start)]
+    there, here = ({name: end.read(name) for name in goal} for end in ends)
+    steps = list(ends[1].steps)
+    others = [s for s in gauge.exact if not is_gain(s)] + gauge.still_exchanged
+    for symmetry in gauge.rotations:
+        moved = {name for other in others for name in other.parameters}
+        still = tuple(leg for leg in symmetry.legs if leg.view.parameter not in moved)
+        element = nearest(replace(symmetry, legs=still or symmetry.legs), there, here)
+        assert element is not None
+        act_on(symmetry, element, here)
+        steps.append((symmetry, element))
+    fixed = _gone_round(there, here, [*others, *gauge.rotations], steps)
+    return [_returned(goal, fixed.work, fixed.steps, ends[0].steps, every)]
+
+
+def _returned(
+    goal: Tensors,
+    work: dict[str, Tensor],
+    steps: Sequence[tuple[Symmetry, Tensor]],
+    there: Sequence[tuple[Symmetry, Tensor]],
+    every: Sequence[Symmetry],
+) -> _Way:
+    """Undo the steps that led the goal to where weights now are, and go round once more."""
+    back = [(s, s.kind.inverse(element)) for s, element in reversed(there)]
+    for symmetry, element in back:
+        act_on(symmetry, element, work)
+    return _gone_round(goal, work, every, [*steps, *back])
 
 
 def _gone_round(

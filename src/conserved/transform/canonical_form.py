@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,23 @@ from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.symmetry.view import whole
+from conserved.transform.coupling import coupled_spaces, rotatable
 from conserved.transform.coupling import exchanges as equal_units
-from conserved.transform.equalizing import equalize
-from conserved.transform.finding import symmetries_of
+from conserved.transform.finding import example_call, symmetries_of
+from conserved.transform.gauge_fixing import fix_scales
+from conserved.transform.invariants import orthogonal_invariants, rotating_spaces
 from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
 
 DIGITS = 4
-"""Significant digits of the numbers that a digest is made of."""
+"""Significant digits of the sizes that a digest is made of, and decimals less one of the shares."""
+
+SIZES = 2
+"""How many numbers of a parameter are sizes; the others are shares between −1 and 1."""
+
+
+def _rounded(value: float, place: int) -> str:
+    """A size to significant digits, a share to decimals; never a negative zero."""
+    return f"{value:.{DIGITS - 1}e}" if place < SIZES else f"{round(value, DIGITS - 1) + 0.0:.{DIGITS - 1}f}"
 
 
 def canonical(
@@ -33,10 +43,10 @@ def canonical(
 ) -> dict[str, Tensor]:
     """The weights at one fixed point of their orbit, the same for every checkpoint on it.
 
-    Laws are made zero first, which fixes scales and leaves rotations; then rows of general linear spaces become
-    eigenvectors of their Gram matrix, largest first, with a positive sum of cubes; pairs of rotary planes get the phase
-    at which theirs is real; and equal units are put in the order of their norms. Where eigenvalues or norms coincide
-    the representative is not unique.
+    Gains of norms become one and all other laws zero, which fixes scales and leaves rotations. Then rows of residual
+    streams and of general linear spaces become eigenvectors of their Gram matrix, largest first, with a positive sum of
+    cubes; pairs of rotary planes get the phase at which theirs is real; and equal units are put in the order of their
+    norms. Where eigenvalues or norms coincide the representative is not unique.
 
     Args:
         target: a module or a dictionary of weights, which stays as it is.
@@ -53,19 +63,19 @@ def canonical(
         UnmovableError: a tensor is missing, of another shape or quantised.
         ValueError: the target is a dictionary and no laws are given.
     """
-    exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
+    gauge = find_gauge(target, args, kwargs, laws, exchanges)
     tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
     weights = Weights(tensors)
-    for symmetry in (*exact, *swaps):
+    for symmetry in gauge.all:
         for name in symmetry.parameters:
             weights.movable(name, symmetry)
-    for title in dict.fromkeys(s.kind.title for s in (*exact, *swaps) if not s.kind.defines(Kind.canonical_element)):
+    for title in dict.fromkeys(s.kind.title for s in gauge.all if not s.kind.defines(Kind.canonical_element)):
         warnings.warn(
             f"{title} defines no representative of an orbit, so the result depends on where on it the weights were. "
             "Define Kind.canonical_element.",
             stacklevel=2,
         )
-    state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, exact, swaps)
+    state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, gauge)
     return {**tensors, **state}
 
 
@@ -74,35 +84,60 @@ def _counts(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and is_plain(tensor) and tensor.dtype in STORED and bool(tensor.numel())
 
 
-def found_symmetries(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """Everything a checkpoint may be moved along without changing its function."""
+
+    exact: list[Symmetry]
+    """Symmetries with an element for every scale, rotation of a head or shift."""
+    exchanges: list[Symmetry]
+    """Units that may change places."""
+    rotations: list[Symmetry]
+    """Residual streams that may be rotated once the gains of their norms are one."""
+
+    @property
+    def all(self) -> list[Symmetry]:
+        """Every symmetry."""
+        return [*self.exact, *self.exchanges, *self.rotations]
+
+    @property
+    def still_exchanged(self) -> list[Symmetry]:
+        """Exchanges of units that no rotation has already put into an order."""
+        turned = {leg.view for s in self.rotations for leg in s.legs}
+        return [s for s in self.exchanges if turned.isdisjoint(leg.view for leg in s.legs)]
+
+
+def find_gauge(
     target: nn.Module | Mapping[str, Tensor],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     laws: LawSet | Iterable[Symmetry] | None,
     exchanges: Iterable[Symmetry] | None,
-) -> tuple[list[Symmetry], list[Symmetry]]:
-    """Exact symmetries of the function, and units that may change places: those given, or the model's own."""
+) -> Gauge:
+    """Return the symmetries of a function: those given, or the model's own, units and rotations probed."""
+    rotations: list[Symmetry] = []
     if laws is None:
         if not isinstance(target, nn.Module):
             raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=symmetries_of(model).")
         laws = symmetries_of(target, *args, **kwargs)
-        exchanges = equal_units(target, *args, laws=laws, **kwargs) if exchanges is None else exchanges
+        if exchanges is None:
+            exchanges = equal_units(target, *args, laws=laws, **kwargs)
+            rotations, _ = rotatable(target, example_call(target, args, kwargs), laws)
     listed = laws.symmetries if isinstance(laws, LawSet) else laws
     exact = [s for s in listed if s.exact and s.family not in (*ABOUT_GRADIENTS, *ABOUT_LOSS)]
-    return exact, list(exchanges or ())
+    return Gauge(exact=exact, exchanges=list(exchanges or ()), rotations=rotations)
 
 
-def representative(
-    state: Tensors, exact: Sequence[Symmetry], swaps: Sequence[Symmetry]
-) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
+def representative(state: Tensors, gauge: Gauge) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
     """Weights in float64 at the point of their orbit that does not depend on where they were, and the way there."""
-    balanced = equalize(state, laws=exact).moved
-    steps = [(s, s.kind.inverse(element)) for s, element in reversed(list(balanced.inverse.items()))]
-    weights = Weights(balanced.state)
-    work = {name: weights.read(name).cpu() for symmetry in (*exact, *swaps) for name in symmetry.parameters}
+    fixed = fix_scales(Weights(state), gauge.exact)
+    work = {name: fixed.read(name) for symmetry in gauge.all for name in symmetry.parameters}
+    steps = list(fixed.steps)
+    # Rotations of streams come first: the signs of all others depend on the frame. Exchanging units inside a head
+    # undoes the order of its eigenvectors, so what is exact comes again after that.
+    order = (*gauge.rotations, *gauge.exact, *gauge.still_exchanged, *gauge.exact)
     with torch.no_grad():
-        # Exchanging units inside a head undoes the order of its eigenvectors, so what is exact comes again after that.
-        for symmetry in (*exact, *swaps, *exact):
+        for symmetry in order:
             kind = symmetry.kind
             if not kind.defines(Kind.canonical_element):
                 continue
@@ -110,20 +145,26 @@ def representative(
             if element is not None:
                 act_on(symmetry, element, work)
                 steps.append((symmetry, element))
-    return {**balanced.state, **work}, steps
+    return {**state, **work}, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint(PrintableResult):
     """Numbers of a checkpoint that do not change along its orbit."""
 
-    numbers: dict[str, tuple[float, float, float]]
-    """For every parameter: its norm, the norm of its fourth powers and its largest entry, at the canonical point."""
+    numbers: dict[str, tuple[float, ...]]
+    """For every parameter: its norm, the fourth-order norm of its singular values and, if it has partners, how it
+    stands to them. All are taken where gains are one and laws are zero (`conserved.transform.invariants`).
+    """
 
     @property
     def digest(self) -> str:
         """A short text that is equal for equal fingerprints; numbers on the edge of a digit may make it differ."""
-        listed = [f"{name}:{v:.{DIGITS - 1}e}" for name, values in sorted(self.numbers.items()) for v in values]
+        listed = [
+            f"{name}:{_rounded(value, place)}"
+            for name, values in sorted(self.numbers.items())
+            for place, value in enumerate(values)
+        ]
         return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -147,35 +188,60 @@ class Fingerprint(PrintableResult):
         """
         if self.numbers.keys() != other.numbers.keys():
             return float("inf")
-        pairs = [(a, b) for n, mine in self.numbers.items() for a, b in zip(mine, other.numbers[n], strict=True)]
-        return max((abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in pairs), default=0.0)
+        if any(len(mine) != len(other.numbers[name]) for name, mine in self.numbers.items()):
+            return float("inf")
+        return max(
+            (
+                abs(a - b) / (max(abs(a), abs(b), 1e-12) if place < SIZES else 1.0)
+                for name, mine in self.numbers.items()
+                for place, (a, b) in enumerate(zip(mine, other.numbers[name], strict=True))
+            ),
+            default=0.0,
+        )
 
 
 def fingerprint(
-    target: nn.Module | Mapping[str, Tensor],
+    target: nn.Module | Mapping[str, Tensor] | Weights,
     *args: Any,
     laws: LawSet | None = None,
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> Fingerprint:
-    """Numbers that identify a checkpoint wherever on its orbit it is, taken of its `canonical` form.
+    """Numbers that identify a checkpoint wherever on its orbit it is: no symmetry changes them.
+
+    Scales, rotations of heads and of residual streams, phases, shifts and exchanges of equal units leave them as they
+    are. Different checkpoints may have equal numbers, as other singular vectors with the same overlaps;
+    `align` decides.
 
     Args:
-        target: a module or a dictionary of weights, which stays as it is.
-        *args: example inputs, as for `canonical`.
-        laws: the symmetries, as for `canonical`.
-        exchanges: units that may change places, as for `canonical`.
+        target: a module, a dictionary of weights or a `Checkpoint`, which stays as it is.
+        *args: example inputs, as the model is called; not needed with `laws`.
+        laws: the symmetries, which a dictionary and a `Checkpoint` need.
+        exchanges: spaces whose entries may change places or be rotated, as `conserved.transform.coupled_spaces` reads
+            them off a model. They are looked for where neither they nor laws are given.
         **kwargs: more example inputs, by name.
 
     Returns:
-        Three norms of every parameter; `.digest` is a short text, `.difference(other)` compares two.
+        Sizes of every parameter and overlaps of pairs; `.digest` is a short text, `.difference(other)` compares two.
 
     Raises:
         UnmovableError: a tensor is missing, of another shape or quantised.
         ValueError: the target is a dictionary and no laws are given.
     """
-    found = {}
-    for name, tensor in canonical(target, *args, laws=laws, exchanges=exchanges, **kwargs).items():
-        if _counts(tensor):
-            found[name] = (float(tensor.norm()), float(tensor.pow(4).sum() ** 0.25), float(tensor.abs().max()))
-    return Fingerprint(numbers=found)
+    if laws is None:
+        if not isinstance(target, nn.Module):
+            raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=symmetries_of(model).")
+        laws = symmetries_of(target, *args, **kwargs)
+        exchanges = coupled_spaces(target, *args, **kwargs) if exchanges is None else exchanges
+    gauge = find_gauge({}, (), {}, laws, exchanges)
+    if isinstance(target, Weights):
+        names: Iterable[str] = laws.parameters if isinstance(laws, LawSet) else ()
+        source = target
+    else:
+        tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
+        names = [name for name, tensor in tensors.items() if _counts(tensor)]
+        source = Weights(target)
+    spaces = rotating_spaces([*gauge.exact, *gauge.exchanges])
+    with torch.no_grad():
+        found = orthogonal_invariants(fix_scales(source, gauge.exact), names, spaces)
+    return Fingerprint(numbers={name: tuple(values) for name, values in found.items()})

@@ -25,7 +25,7 @@ from conserved.laws import LawSet
 from conserved.symmetry import Kind, Leg, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
 from conserved.transform.finding import as_a_function, example_call
-from conserved.transform.lawless_kinds import Exchange, Orthogonal
+from conserved.transform.lawless_kinds import Exchange, Orthogonal, RotationAboutOnes, across_ones
 from conserved.transform.moving import ABOUT_GRADIENTS, STORED, act_on, is_plain, write
 from conserved.transform.objectives import is_matrix
 
@@ -210,6 +210,26 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
     return _numbered([s for s in found if holds(model, call, s, _cycles(s.n))])
 
 
+def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry]:
+    """Return axes of parameters that can only move together, read off the program without running it.
+
+    Whether a space may be exchanged or rotated is not said: `exchanges` and `rotatable` probe that. Every exchange of
+    hidden units, channels or streams is one of a space listed here.
+
+    Args:
+        model: a module, also on the meta device.
+        *args: example inputs, as it is called; they may be left out where the model says how.
+        **kwargs: more example inputs, by name.
+    """
+    found = [s for s in candidates(model, example_call(model, args, kwargs)) if s.n > 1]
+    return _numbered(
+        [
+            replace(s, kind=Exchange(), legs=tuple(Leg(leg.view) for leg in s.legs), family="units", source="probed")
+            for s in _joined(found)
+        ]
+    )
+
+
 def _cycles(n: int) -> list[Tensor]:
     """The cycle of all n and that of all but one, which together make every permutation."""
     order = torch.arange(n)
@@ -327,7 +347,7 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
         if holds(model, call, one, _turns(space.n), first):
             found.append(one)
         elif space.n > 2 and holds(model, call, one, [keeping_ones(g) for g in _turns(space.n - 1)], first):
-            found.append(replace(one, family="rotation_about_ones"))
+            found.append(replace(one, kind=RotationAboutOnes(), family="rotation_about_ones"))
     return _numbered(found), folds if found else {}
 
 
@@ -343,9 +363,7 @@ def _turns(n: int) -> list[Tensor]:
 def keeping_ones(matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n n"]:
     """A rotation of the space across (1, …, 1) from any invertible matrix of one size less."""
     n = matrix.shape[0] + 1
-    v = torch.full((n,), n**-0.5, dtype=torch.float64)
-    v[0] += 1
-    mirror = torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / v.dot(v)
+    mirror = across_ones(n)
     inner = torch.eye(n, dtype=torch.float64)
     q, r = torch.linalg.qr(matrix)
     inner[1:, 1:] = q * r.diagonal().sign()

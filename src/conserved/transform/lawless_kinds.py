@@ -112,6 +112,46 @@ class Orthogonal(_WithoutLaw):
         return nearest_rotation(wanted, legs)
 
 
+class RotationAboutOnes(Orthogonal):
+    """O(n − 1): rotations that keep (1, …, 1), as those of a residual stream whose norms centre."""
+
+    __slots__ = ()
+    code = "rotation_about_ones"
+    title = "rotation about (1, …, 1)"
+
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        return _keeping_ones(super().element(n - 1, m, spread=spread, generator=generator))
+
+    def group(self, n: int, m: int) -> str:
+        return f"O({n - 1})"
+
+    def canonical_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Shaped[Tensor, "*element"] | None:
+        basis = across_ones(legs[0].shape[0])[1:]
+        return _keeping_ones(principal_axes([basis @ leg for leg in legs], degrees))
+
+    def nearest_element(
+        self, wanted: Sequence[Tensor], legs: Sequence[Tensor], degrees: Sequence[Degree]
+    ) -> Shaped[Tensor, "*element"] | None:
+        basis = across_ones(legs[0].shape[0])[1:]
+        return _keeping_ones(nearest_rotation([basis @ leg for leg in wanted], [basis @ leg for leg in legs]))
+
+
+def across_ones(n: int) -> Float[Tensor, "n n"]:
+    """Return an orthogonal, symmetric matrix whose first row is parallel to (1, …, 1)."""
+    v = torch.full((n,), n**-0.5, dtype=torch.float64)
+    v[0] += 1
+    return torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / v.dot(v)
+
+
+def _keeping_ones(inner: Float[Tensor, "k k"]) -> Float[Tensor, "n n"]:
+    """Return the rotation that acts across (1, …, 1) as a smaller one does in the basis of `across_ones`."""
+    n = len(inner) + 1
+    basis = across_ones(n)[1:]
+    return basis.mT @ inner @ basis + torch.full((n, n), 1 / n, dtype=torch.float64)
+
+
 def assignment(score: Float[Tensor, "n n"]) -> Tensor:
     """Return for every unit of the goal the unit that takes its place, so that the total score is largest."""
     from scipy.optimize import linear_sum_assignment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def mappings(
         format: "plain" for a list of `LayerMapping`; "llmcompressor" or "autoround" for the form that
             `AWQModifier(mappings=…)` of llm-compressor and `AWQConfig(mappings=…)` of auto-round take: dictionaries
             with smooth_layer and balance_layers, patterns that match all layers which are alike. Mappings that these
-            tools have no form for are left out of theirs.
+            tools have no form for are left out of theirs, with a warning that says which and why.
         laws: the symmetries, if they are known already.
         **kwargs: more example inputs, by name.
 
@@ -70,14 +71,31 @@ def mappings(
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
     scalable = [(s, readers(s, sizes)) for s in found.symmetries if s.exact and s.kind.scales_rows]
     plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
-    if format == "plain":
-        return plain
+    return plain if format == "plain" else in_format(model, plain, format)
+
+
+def in_format(model: nn.Module, plain: Sequence[LayerMapping], format: str) -> list[dict[str, Any]]:  # noqa: A002
+    """Return mappings in the form of a tool; those with a `missing_form` are left out."""
+    without = [(one, why) for one in plain if (why := missing_form(one))]
+    if without:
+        one, why = without[0]
+        pair = f"{' and '.join(one.smooth)} → {' and '.join(one.balance)}"
+        others = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        warnings.warn(f"{format} has no form for {pair}{others}, left out: {why}.", stacklevel=3)
     names = [name for name, _ in model.named_modules()]
-    return patterns(
-        [one for one in plain if len(one.smooth) == 1 and one.one_to_one],
-        names,
-        "re:" if format == "llmcompressor" else "",
-    )
+    prefix = "re:" if format == "llmcompressor" else ""
+    return patterns([one for one in plain if not missing_form(one)], names, prefix)
+
+
+def missing_form(mapping: LayerMapping) -> str:
+    """Return why llm-compressor and auto-round have no form for a mapping; empty if they have one."""
+    if len(mapping.smooth) != 1:
+        return f"{len(mapping.smooth)} layers make these channels, and a mapping names one"
+    if not mapping.one_to_one:
+        return "their form scales channel i of one layer by channel i of the other, and here " + (
+            mapping.reason.rpartition("; ")[2] if "; " in mapping.reason else mapping.reason
+        )
+    return ""
 
 
 def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:

@@ -172,7 +172,7 @@ def _rows(leg: Leg, sizes: Mapping[str, Tensor]) -> Float[Tensor, "n m"]:
 
 def _along(leg: Leg, statistic: Tensor) -> bool:
     """Whether the rows of a leg are the channels that a statistic distinguishes."""
-    numbers = torch.arange(statistic.numel(), device=statistic.device).reshape(statistic.shape)
+    numbers = torch.arange(statistic.numel()).reshape(statistic.shape)
     seen = leg.view.matrix(numbers.expand(leg.view.shape))
     rows = seen.amin(1)
     return bool((rows == seen.amax(1)).all()) and rows.unique().numel() == rows.numel() == leg.view.n

@@ -40,11 +40,14 @@ class HeldParameters(StepIdentity):
         self._ties: list[tuple[str, ...]] = []
         self._unused: list[str] = []
         self._unregistered: set[str] = set()
+        self._kept: set[tuple[str, int]] = set()
+        """Trained tensors in attributes when watching began; activations that a stage receives come later."""
         self._idle = 0
         """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
 
     def begin(self, step: TrainingStep) -> None:
         self._ties = _tied_names(step.model)
+        self._kept = {(name, id(p)) for name, p in unregistered_tensors(step.model)}
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_ties(step)
@@ -91,7 +94,11 @@ class HeldParameters(StepIdentity):
     def _look_at_groups(self, step: TrainingStep) -> None:
         own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.model.named_parameters()}
         registered = set(own)
-        own |= {id(p): (name, p) for name, p in unregistered_tensors(step.model) if id(p) not in own}
+        own |= {
+            id(p): (name, p)
+            for name, p in unregistered_tensors(step.model)
+            if id(p) not in own and (name, id(p)) in self._kept
+        }
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
         if signature == self._signature:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
-from conserved.tracking.identities.entry_samples import EntrySample
+from conserved.tracking.identities.entry_samples import EntrySample, largest_by_tensor
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
@@ -19,6 +19,9 @@ from conserved.tracking.identities.step_identity import (
     is_plain,
     named_tensors,
 )
+
+_ENTRIES = 1 << 12
+"""Entries of the whole state that are read in one step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +56,11 @@ class KeptState(StepIdentity):
             # Loaded, moved or converted: other tensors, of which nothing is known.
             return
         now = kept.sample.read()
-        numbers = torch.stack(
-            [
-                torch.stack((((a != b) & ~(a.isnan() & b.isnan())).sum().double(), a.any().double(), b.any().double()))
-                for a, b in zip(kept.sample.per_tensor(kept.after), kept.sample.per_tensor(now), strict=True)
-            ]
-        )
+        changed = ((kept.after != now) & ~(kept.after.isnan() & now.isnan())).double()
+        groups = kept.sample.spread(torch.arange(len(kept.labels), device=now.device))
+        counts = torch.zeros(len(kept.labels), dtype=torch.float64, device=now.device).scatter_add(0, groups, changed)
+        sizes = (largest_by_tensor(one.nan_to_num(1.0), kept.sample) for one in (kept.after, now))
+        numbers = torch.stack((counts, *sizes), -1)
         step.read(numbers, lambda arrived: _judge(arrived, kept.labels, type(optimizer).__name__))
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
@@ -67,7 +69,7 @@ class KeptState(StepIdentity):
         self._owners[id(optimizer)] = {id(p) for p in grouped_parameters(optimizer) if optimizer.state.get(p)}
         rows = list(_tensors(optimizer, named_tensors(step.model, step.optimizers)))
         if rows:
-            sample = EntrySample.of([t for _, _, t in rows], step.number)
+            sample = EntrySample.of([t for _, _, t in rows], step.number, _ENTRIES)
             labels = [(name, key) for name, key, _ in rows]
             self._states[id(optimizer)] = _State(labels, sample, sample.read())
 

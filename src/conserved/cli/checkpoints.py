@@ -1,0 +1,210 @@
+"""Questions about checkpoints in folders: which layers scale against which, and are two of them one model?"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conserved.cli.app import DOES_NOT_HOLD, WEIGHTS, AsJson, Output, UsageError, command, deliver, did_you_mean, say
+from conserved.cli.app import progress as reporter
+from conserved.cli.models import load_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Folder = Annotated[Path, typer.Argument(help="folder with config.json and safetensors files", metavar="FOLDER")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="path/to/file.py:factory, where config.json does not say what the model is"),
+]
+NewFolder = Annotated[Path | None, typer.Option("-o", "--output", help="folder to write the moved checkpoint to")]
+
+SAME = 1e-3
+"""Relative difference of two fingerprints, or of aligned weights, that storing in bfloat16 explains."""
+
+
+def checked_folder(folder: Path) -> Path:
+    """Refuse a folder that holds no checkpoint."""
+    if not folder.is_dir():
+        raise UsageError(f"There is no folder {folder}.")
+    if not any(folder.glob("*.safetensors")):
+        raise UsageError(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
+    return folder
+
+
+def described_model(folder: Path, model: str | None) -> nn.Module:
+    """Return the model that a folder describes, without its weights."""
+    return load_model(model or str(checked_folder(folder)), [], weights=False)
+
+
+@command(WEIGHTS)
+def mappings(
+    folder: Folder,
+    form: Annotated[str, typer.Option("--format", help="plain, llmcompressor or autoround")] = "plain",
+    model: Model = None,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """List which layers scale against which, for any architecture; weights are not read."""
+    from conserved.transform import FORMATS
+    from conserved.transform import mappings as found_mappings
+    from conserved.transform.mapping import in_format, missing_form
+
+    if form not in FORMATS:
+        raise UsageError(f"Unknown format {form!r}; expected one of {', '.join(FORMATS)}.{did_you_mean(form, FORMATS)}")
+    described = load_model(model or str(checked_folder(folder)), [], weights=False)
+    found: list[Any] = found_mappings(described)
+    left = [] if form == "plain" else [one for one in found if missing_form(one)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        listed = in_format(described, found, form) if form != "plain" else []
+    record = {
+        "format": form,
+        "mappings": listed
+        or [
+            {"smooth": one.smooth, "balance": one.balance, "channels": one.channels, "reason": one.reason}
+            for one in found
+        ],
+        "left out": [{"smooth": one.smooth, "balance": one.balance, "reason": missing_form(one)} for one in left],
+    }
+    if deliver(record, as_json=as_json, output=output):
+        return
+    if form == "plain":
+        for one in found:
+            say(f"{', '.join(one.smooth)} → {', '.join(one.balance)}  ({one.channels} channels)\n    {one.reason}")
+    for entry in listed:
+        say(f"{entry['smooth_layer']} → {', '.join(entry['balance_layers'])}")
+    reasons: dict[str, list[Any]] = {}
+    for one in left:
+        reasons.setdefault(missing_form(one), []).append(one)
+    for why, members in reasons.items():
+        pair = f"{', '.join(members[0].smooth)} → {', '.join(members[0].balance)}"
+        say(f"left out: {pair}{f' and {len(members) - 1} more' if len(members) > 1 else ''}: {why}")
+    say(f"{len(found)} mappings, {len(left)} left out.")
+
+
+@command(WEIGHTS)
+def fingerprint(
+    folder: Folder,
+    other: Annotated[Path | None, typer.Argument(help="a second folder to compare with", metavar="OTHER")] = None,
+    model: Model = None,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Print a digest that no change of gauge alters; with a second folder, say whether the two agree."""
+    from conserved.transform import Checkpoint, coupled_spaces, symmetries_of
+    from conserved.transform import fingerprint as taken
+
+    folders = [checked_folder(one) for one in (folder, other) if one is not None]
+    described = described_model(folder, model)
+    laws, spaces = symmetries_of(described), coupled_spaces(described)
+    found = []
+    for place in folders:
+        reporter()(f"reading {place}, a group of tensors at a time")
+        found.append(taken(Checkpoint(place, None, laws.parameters), laws=laws, exchanges=spaces))
+    difference = found[0].difference(found[-1])
+    record: dict[str, Any] = {str(place): one.digest for place, one in zip(folders, found, strict=True)}
+    if other is not None:
+        record |= {"difference": difference, "agree": difference < SAME}
+    if not deliver(record, as_json=as_json, output=output):
+        for place, one in zip(folders, found, strict=True):
+            say(f"{one.digest}  {place}")
+        if other is not None and difference < SAME:
+            say(f"The same model in another gauge, as far as these numbers see: they differ by {difference:.1e}.")
+        elif other is not None:
+            say(f"Different models: no change of gauge makes a difference of {difference:.1e}.")
+    if other is not None and difference >= SAME:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+@command(WEIGHTS)
+def align(
+    reference: Annotated[Path, typer.Argument(help="folder of the checkpoint to come near to", metavar="REFERENCE")],
+    folder: Folder,
+    out: NewFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move one checkpoint as near to another as its symmetries allow, before merging or comparing; loads both."""
+    from conserved.transform import align as aligned
+
+    goal, own = _loaded(reference), _loaded(folder)
+    _free(out)
+    reporter()("finding symmetries, units and rotations, then going round them")
+    found = aligned(goal, own)
+    worst = dict(sorted(found.remains.items(), key=lambda item: -item[1])[:10])
+    record = {
+        "before": found.before,
+        "after": found.after,
+        "rounds": found.rounds,
+        "remains": worst,
+        "left alone": found.skipped,
+        "written": None if out is None else str(out),
+    }
+    _save(own, folder, out)
+    if not deliver(record, as_json=as_json, output=None):
+        say(f"distance {found.before:.4g} → {found.after:.4g} in {found.rounds} rounds")
+        for name, size in worst.items():
+            say(f"  {size:8.2g}  {name}")
+        for name, why in found.skipped.items():
+            say(f"left alone: {name}: {why}")
+        say("Nothing was written; name a folder with -o." if out is None else f"Written to {out}.")
+
+
+@command(WEIGHTS)
+def canonical(folder: Folder, out: NewFolder = None, as_json: AsJson = False) -> None:
+    """Write the checkpoint at the one point that stands for all gauges: equal models become equal files. Loads it."""
+    import torch
+
+    from conserved.transform import canonical as represented
+
+    own = _loaded(folder)
+    _free(out)
+    reporter()("finding symmetries, units and rotations")
+    state = represented(own)
+    parameters = dict(own.named_parameters())
+    moved = {
+        name: float((state[name].double() - p.detach().double()).norm() / p.detach().double().norm().clamp_min(1e-30))
+        for name, p in parameters.items()
+    }
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
+    _save(own, folder, out)
+    record = {"moved": {n: v for n, v in moved.items() if v > 1e-6}, "written": None if out is None else str(out)}
+    if not deliver(record, as_json=as_json, output=None):
+        changed = sum(value > 1e-6 for value in moved.values())
+        say(f"{changed} of {len(moved)} tensors {'would move' if out is None else 'moved'}; the function is the same.")
+        say("Nothing was written; name a folder with -o." if out is None else f"Written to {out}.")
+
+
+def _loaded(folder: Path) -> nn.Module:
+    from conserved.integrations.configured_models import pretrained
+
+    model, _ = pretrained(str(checked_folder(folder)), ())
+    return model.eval()
+
+
+def _free(out: Path | None) -> None:
+    """Refuse a folder that has something in it before any work is done."""
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not an empty folder; name another.")
+
+
+def _save(model: nn.Module, folder: Path, out: Path | None) -> None:
+    """Write a model where it was asked for, with the other files of the folder it came from."""
+    import shutil
+
+    if out is None:
+        return
+    library: Any = model
+    library.save_pretrained(out)
+    for file in folder.iterdir():
+        if (
+            file.is_file()
+            and not (out / file.name).exists()
+            and not file.name.endswith((".safetensors", ".index.json"))
+        ):
+            shutil.copyfile(file, out / file.name)

@@ -1,0 +1,84 @@
+"""Weights read at the one scale that their orbit has in common: gains of norms are one, and all other laws are zero.
+
+Folding gains first makes the point the same for a model whose residual stream was rotated: its gains were folded
+before. At this point every symmetry that is left is orthogonal: rotations of heads and streams, phases of rotary
+planes, exchanges of equal units.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from conserved.symmetry import Scaling, Symmetry
+from conserved.transform.equalizing import equalize
+from conserved.transform.moving import Weights, write
+from conserved.transform.objectives import is_matrix
+
+
+def is_gain(symmetry: Symmetry) -> bool:
+    """Whether a symmetry scales the gain of a norm against the maps that read it."""
+    gain = symmetry.legs[0]
+    exact = symmetry.exact and isinstance(symmetry.kind, Scaling)
+    return exact and symmetry.family == "gain" and not is_matrix(gain) and gain.degree == 1
+
+
+def folding(symmetry: Symmetry, gain: Tensor) -> Tensor:
+    """The element that makes the entries of a gain one or minus one; entries that are zero stay."""
+    values = symmetry.legs[0].view.of_point(gain.detach())[:, 0].double().abs()
+    return torch.where(values > 0, 1 / values.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+
+
+class FixedGauge(Weights):
+    """Weights that are moved while they are read, tensor by tensor. The source stays as it is.
+
+    Args:
+        source: a model's weights or a `Checkpoint`.
+    """
+
+    def __init__(self, source: Weights) -> None:
+        self._source = source
+        self._moves: dict[str, list[tuple[Symmetry, Tensor]]] = defaultdict(list)
+        self.steps: list[tuple[Symmetry, Tensor]] = []
+        """The elements that lead from the source to here, in order."""
+        self.state, self.written = {}, []
+
+    def movable(self, name: str, symmetry: Symmetry) -> None:
+        self._source.movable(name, symmetry)
+
+    def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
+        """Return a moved copy in float64."""
+        tensor = self._source.read(name).cpu()
+        for symmetry, element in self._moves[name]:
+            for leg in symmetry.legs:
+                if leg.view.parameter == name:
+                    write(leg.view, tensor, symmetry.kind.act(element, leg.view.of_point(tensor), leg.degree))
+        return tensor
+
+    def write(self, work: Mapping[str, Tensor]) -> None:
+        """Keep the source as it is: `move` records elements instead."""
+
+    def move(self, symmetry: Symmetry, element: Tensor) -> None:
+        """Read the tensors of a symmetry moved by an element from now on."""
+        self.steps.append((symmetry, element))
+        for name in symmetry.parameters:
+            self._moves[name].append((symmetry, element))
+
+
+def fix_scales(source: Weights, exact: Sequence[Symmetry]) -> FixedGauge:
+    """Return weights at the point of their orbit where gains are one and all other laws are zero."""
+    fixed = FixedGauge(source)
+    gains = [symmetry for symmetry in exact if is_gain(symmetry)]
+    for symmetry in exact:
+        for name in symmetry.parameters:
+            source.movable(name, symmetry)
+    with torch.no_grad():
+        for symmetry in gains:
+            fixed.move(symmetry, folding(symmetry, fixed.read(symmetry.legs[0].view.parameter)))
+        balanced = equalize(fixed, laws=[s for s in exact if s not in gains]).moved
+    for symmetry, element in reversed(list(balanced.inverse.items())):
+        fixed.move(symmetry, symmetry.kind.inverse(element))
+    return fixed
