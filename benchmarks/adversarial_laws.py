@@ -13,9 +13,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 import adversarial_held_out
@@ -101,6 +103,12 @@ def measured(case: Case, seconds: list[float]) -> dict[str, Any]:
     return record
 
 
+def _as_given(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return model, args, kwargs
+
+
 def independently(case: Case) -> dict[str, str]:
     """Laws that backward passes and finite moves of the tests' own find wrong."""
     title, model, args, kwargs, loss = case
@@ -109,7 +117,7 @@ def independently(case: Case) -> dict[str, str]:
     laws = laws.select(lambda law: law.source != "assumed")
     wrong: dict[str, str] = {}
     for given in (args, *OTHER_INPUTS.get(title, ())):
-        prepared = subject(lambda given=given: (model, given, kwargs), loss="regression" if loss == "any" else loss)
+        prepared = subject(partial(_as_given, model, given, kwargs), loss="regression" if loss == "any" else loss)
         # A finite move says nothing about a program that changes with every call.
         with torch.no_grad():
             repeats = torch.equal(prepared.seen(), prepared.seen())

@@ -97,7 +97,8 @@ def main() -> None:
         for kind in (torch.float32, torch.bfloat16):
             for where in ("weights", "updates"):
                 rows = flips(kind, where, given.count, width, seed=width)
-                all_, seen = Counter(), Counter()
+                all_: Counter[str] = Counter()
+                seen: Counter[str] = Counter()
                 for row in rows:
                     all_[decade(row["size"])] += 1
                     seen[decade(row["size"])] += row["seen"]

@@ -106,7 +106,7 @@ def smoothed_by_llmcompressor(model: nn.Module, calibration: list[dict[str, Any]
     ]
     width = max(len(row["input_ids"]) for row in rows)
     rows = [{key: F.pad(value, (0, width - len(value))) for key, value in row.items()} for row in rows]
-    loader = torch.utils.data.DataLoader(rows, batch_size=16)
+    loader: Any = torch.utils.data.DataLoader(rows, batch_size=16)  # type: ignore[arg-type]
     library.oneshot(
         model=result,
         dataset=loader,

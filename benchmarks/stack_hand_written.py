@@ -252,8 +252,8 @@ def tensor_parallel(
             block.enter = lambda x: Collective.apply(x, None, back)  # type: ignore[assignment]
             block.leave = lambda x: Collective.apply(x, total, None)  # type: ignore[assignment]
     if sequence:
-        model.scatter = lambda x: Collective.apply(x, own_part, gather)  # type: ignore[assignment]
-        model.collect = lambda x: Collective.apply(x, gather, own_part)  # type: ignore[assignment]
+        model.scatter = lambda x: Collective.apply(x, own_part, gather)
+        model.collect = lambda x: Collective.apply(x, gather, own_part)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def after() -> None:
@@ -290,7 +290,7 @@ def context_parallel(rank: int, world: int, reduces: bool = True, keys: bool = T
     length = LENGTH // world
     back = scatter_total if keys else own_part
     for block in model.blocks:
-        block.attend = {"keys": lambda x: Collective.apply(x, gather, back), "offset": rank * length}
+        block.attend = {"keys": lambda x: Collective.apply(x, gather, back), "offset": rank * length}  # type: ignore[assignment]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(number: int) -> Tensor:
@@ -451,7 +451,7 @@ def expert_parallel(
     torch.manual_seed(0)
     model = GPT(gated=True)
     for block in model.blocks:
-        block.mlp = ExpertLayer(reduces)  # type: ignore[assignment]
+        block.mlp = ExpertLayer(reduces)
         torch.manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -490,7 +490,7 @@ def local_sgd(rank: int, world: int) -> Training:
             with torch.no_grad():
                 for p in model.parameters():
                     dist.all_reduce(p)
-                    p /= world
+                    p.div_(world)
         return loss
 
     return Training(model, optimizer, step)

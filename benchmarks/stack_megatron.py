@@ -297,7 +297,7 @@ def _replace_finalizer(name: str) -> Callable[[Any, list[Any]], None]:
     """One of the reductions at the end of a backward pass is left out."""
 
     def plant(config: Any, models: list[Any]) -> None:
-        module = importlib.import_module(CORE + "distributed.finalize_model_grads")
+        module: Any = importlib.import_module(CORE + "distributed.finalize_model_grads")
         assert hasattr(module, name), name
         setattr(module, name, lambda *_, **__: None)
 
@@ -306,7 +306,7 @@ def _replace_finalizer(name: str) -> Callable[[Any, list[Any]], None]:
 
 def _reduce_before_embeddings(config: Any, models: list[Any]) -> None:
     """Embedding gradients are summed over the pipeline after they were scattered over data parallelism (#844)."""
-    module = importlib.import_module(CORE + "distributed.finalize_model_grads")
+    module: Any = importlib.import_module(CORE + "distributed.finalize_model_grads")
     finalize, summed = module.finalize_model_grads, module._allreduce_word_embedding_grads
 
     def late(*args: Any, **kwargs: Any) -> None:

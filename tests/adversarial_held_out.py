@@ -520,7 +520,7 @@ def images() -> Iterator[tuple[str, Case]]:
         "coordinates": lambda: Called(
             lambda m, h: h + torch.linspace(-1, 1, h.shape[3]).to(h) * h.mean((2, 3), keepdim=True)
         ),
-        "unpooled": lambda: Called(lambda m, h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), 2)),
+        "unpooled": lambda: Called(lambda m, h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), [2])),
         "fractional": lambda: Called(
             lambda m, h: F.fractional_max_pool2d(
                 h, 2, output_size=(3, 3), _random_samples=torch.full((len(h), 4, 2), 0.3).to(h)
@@ -1020,18 +1020,22 @@ class FusedRelu(torch.autograd.Function):
 class Counter(nn.Module):
     """A layer whose behaviour depends on how often it was called."""
 
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls.add_(1)
         return self.b(self.a(x).relu()) * (1 + 0.01 * self.calls)
 
 
 class Moving(nn.Module):
     """A layer that normalises by statistics it updates before it uses them."""
+
+    mean: Tensor
 
     def __init__(self, detached: bool) -> None:
         super().__init__()
@@ -1074,7 +1078,7 @@ class Branching(nn.Module):
         elif self.by == "value":
             h = h.relu() if bool(x.sum() > 0) else h.tanh()
         elif self.by == "tracing":
-            h = h.relu() if torch.compiler.is_compiling() or torch.jit.is_tracing() else h.tanh()
+            h = h.relu() if torch.compiler.is_compiling() else h.tanh()
         elif self.by == "grad mode":
             h = h.tanh() if torch.is_grad_enabled() else h.relu()
         elif self.by == "precision":
@@ -1408,7 +1412,8 @@ def mechanics() -> Iterator[tuple[str, Case]]:
     yield "mechanics: one layer twice", (tied, rows(4))
     data = draw(4, 4)
     shared = Called(lambda m, x: m.b(m.a(x).relu()), a=nn.Linear(4, 4, bias=False), b=nn.Linear(4, 4, bias=False))
-    shared.a.weight, shared.b.weight = nn.Parameter(data), nn.Parameter(data.T)
+    for name, values in (("a", data), ("b", data.T)):
+        shared.get_submodule(name).weight = nn.Parameter(values)
     yield "mechanics: storage shared behind two parameters", (shared, rows(4))
     scripted = nn.Sequential(nn.Linear(4, 5), torch.jit.script(nn.ReLU()), nn.Linear(5, 3))
     yield "mechanics: scripted layer", (scripted, rows(4))

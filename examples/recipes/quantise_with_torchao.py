@@ -6,6 +6,7 @@ Needs torchao.
 """
 
 import sys
+from typing import Any
 
 import torch
 import transformers
@@ -16,7 +17,7 @@ from conserved import transform
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
 tokens = torch.randint(model.config.vocab_size, (8, 64), generator=torch.Generator().manual_seed(0))
 before = model(tokens).logits
-batches = [{"input_ids": tokens, "use_cache": False}]  # use text of your own here
+batches: list[dict[str, Any]] = [{"input_ids": tokens, "use_cache": False}]  # use text of your own here
 print(transform.fit_to_scheme(model, **batches[0], scheme="w8a8", batches=batches))
 quantize_(
     model,

@@ -24,7 +24,7 @@ class Stream(nn.Module):
         self.ups, self.downs = (nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(2)) for _ in range(2))
         with torch.no_grad():
             for part in (self.embed, *self.downs):
-                part.weight.mul_(size)  # type: ignore[operator]
+                part.weight.mul_(size)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -73,7 +73,7 @@ def test_a_wrong_gradient_of_the_embedding_is_refuted_where_epsilon_is_large(dty
 def test_a_wrong_input_gradient_of_a_norm_is_a_defect_of_the_program() -> None:
     model, loss = passed(torch.float32)
     laws = recognize(model, torch.zeros(1, 12, dtype=torch.long))
-    model.norms[2].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 1.3,))
+    model.norms[2].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 1.3,))  # type: ignore[index]
     model.zero_grad()
     loss().backward()
     found = audit(model, laws, closure=loss)

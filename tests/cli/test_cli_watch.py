@@ -28,7 +28,9 @@ def train(store: Path, steps: int, *, wrong: int = -1) -> Monitor:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         if 0 <= wrong <= step:
-            model[2].weight.grad.mul_(2)
+            gradient = model.get_parameter("2.weight").grad
+            assert gradient is not None
+            gradient.mul_(2)
         optimizer.step()
         monitor.step()
     monitor.close()

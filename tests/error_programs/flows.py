@@ -176,7 +176,7 @@ def unregistered_parameter(wrong: bool) -> Monitor:
 
 @case("probabilities are given to cross_entropy", "loop", words="softmax|probabilit", at=1)
 def softmax_twice(wrong: bool) -> Monitor:
-    model = ConvNet()
+    model: nn.Module = ConvNet()
     if wrong:
         model = nn.Sequential(model, nn.Softmax(-1))
     return _plain(model, torch.optim.SGD(model.parameters(), lr=0.05), kind="images")

@@ -64,7 +64,7 @@ def trainer_of_a_copy(wrong: bool) -> Monitor:
 
     from transformers import Trainer
 
-    class Own(Trainer):
+    class Own(Trainer):  # type: ignore[misc]
         def create_optimizer(self, model: Any = None) -> Any:
             held = copy.deepcopy(self.model) if wrong else self.model
             self.optimizer = torch.optim.AdamW(held.parameters(), lr=1e-2)
@@ -82,7 +82,7 @@ def trainer_of_a_copy(wrong: bool) -> Monitor:
 def trainer_clears(wrong: bool) -> Monitor:
     from transformers import Trainer
 
-    class Own(Trainer):
+    class Own(Trainer):  # type: ignore[misc]
         def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
             if wrong:
                 model.zero_grad()
@@ -95,7 +95,7 @@ def trainer_clears(wrong: bool) -> Monitor:
 def trainer_eval(wrong: bool) -> Monitor:
     from transformers import Trainer, TrainerCallback
 
-    class Own(Trainer):
+    class Own(Trainer):  # type: ignore[misc]
         def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
             model.train()
             if wrong and self.state.global_step >= 2:
@@ -112,7 +112,7 @@ def trainer_eval(wrong: bool) -> Monitor:
 def trainer_writes(wrong: bool) -> Monitor:
     from transformers import TrainerCallback
 
-    class Resets(TrainerCallback):
+    class Resets(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if wrong and state.global_step == 3:
                 kwargs["model"].decoder.head.reset_parameters()
@@ -124,7 +124,7 @@ def trainer_writes(wrong: bool) -> Monitor:
 def trainer_thaws(wrong: bool) -> Monitor:
     from transformers import TrainerCallback
 
-    class Thaws(TrainerCallback):
+    class Thaws(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if wrong and state.global_step == 2:
                 kwargs["model"].decoder.embedding.requires_grad_(True)

@@ -22,7 +22,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         drop = self.drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(*parts, is_causal=True, dropout_p=drop)
+        q, k, v = parts.unbind()
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=drop)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))

@@ -90,7 +90,7 @@ def buffer_differs(wrong: bool, rank: int) -> Monitor:
             self.net = mlp()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.net(x - self.mean)
+            return self.net(x - self.get_buffer("mean"))
 
     torch.manual_seed(0)
     inner: Any = Shifted()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,7 +32,7 @@ def frozen_module_attribute(wrong: bool) -> Monitor:
     model = ConvNet()
     for layer in model.body:
         if wrong:
-            layer.requires_grad = False
+            layer.requires_grad = False  # type: ignore[assignment]
         else:
             layer.requires_grad_(False)
     return _plain(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2), kind="images")
@@ -309,12 +310,13 @@ def skipping_optimizer(wrong: bool) -> Monitor:
 @case("a group of the optimizer has a list exhausted by another", "loop", words="no optimizer steps", at=1)
 def exhausted_generator(wrong: bool) -> Monitor:
     model = Decoder()
-    rest = (p for name, p in model.named_parameters() if "norm" not in name)
+    rest: Iterator[Tensor] = (p for name, p in model.named_parameters() if "norm" not in name)
     if wrong:
         sum(p.numel() for p in rest if p.ndim == 2 and p.shape[0] == 23)
         rest = iter([model.head.weight])
     norms = [p for name, p in model.named_parameters() if "norm" in name]
-    optimizer = torch.optim.AdamW([{"params": list(rest)}, {"params": norms, "weight_decay": 0.0}], lr=3e-3)
+    groups: list[dict[str, Any]] = [{"params": list(rest)}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3)
     with Monitor(model, optimizer) as monitor:
         for _ in range(5):
             x, y = tokens()

@@ -207,7 +207,7 @@ def flipped_buffer(wrong: bool) -> Monitor:
             self.net = mlp()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.net(x - self.mean)
+            return self.net(x - self.get_buffer("mean"))
 
     model: Any = Normalised()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -102,7 +102,9 @@ def _tensor_parallel(rank: int, *, reduces: bool, norms: bool = True) -> dict[st
         F.cross_entropy(model(x), y).backward()
         if not norms and rank:
             for layer in model.layers:
-                layer.norm.weight.grad *= 0.5
+                gradient = layer.get_parameter("norm.weight").grad
+                assert gradient is not None
+                gradient.mul_(0.5)
         optimizer.step()
 
     return _watch(model, optimizer, step)
@@ -138,6 +140,7 @@ def _stages(rank: int) -> dict[str, Any]:
             dist.recv(x, 0)
             x.requires_grad_()
             model(x).square().mean().backward()
+            assert x.grad is not None
             dist.send(x.grad, 0)
         else:
             out = model(x)
