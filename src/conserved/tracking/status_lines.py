@@ -83,8 +83,10 @@ def _watched(monitor: Monitor) -> list[str]:
     share = sum(size for name, size in sizes.items() if name in covered) / max(sum(sizes.values()), 1)
     text = f"watching {len(laws)} laws, {100 * share:.0f} % of parameters"
     sensitivity = next((entry.sensitivity for entry in monitor.audits if entry.sensitivity is not None), None)
-    if sensitivity is not None:
+    if sensitivity is not None and sensitivity <= 1:
         text += f", errors above {_percent(sensitivity)} visible"
+    elif sensitivity is not None:
+        text += ", which see little: a gradient that is lost would not show in a typical one"
     return [text] if monitor.state == "watching" else [text, monitor.state]
 
 
