@@ -139,11 +139,11 @@ def test_a_check_that_crashes_is_reported_and_the_rest_runs(monkeypatch: Patch, 
     good = Verdict(status=Verdict.VERIFIED, message="Fine.", evidence=(Evidence(what="looked"),))
     claims()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    for code, check in (("mine.T1", bad), ("mine.T2", lambda: good)):
+    for code, check in (("luck.T1", bad), ("luck.T2", lambda: good)):
         conserved.claims.register(Claim(code=code, title=code, statement=code, source="me", place="p. 1", check=check))
-    assert run(monkeypatch, "claims", "mine") == 1
+    assert run(monkeypatch, "claims", "luck") == 1
     shown = capsys.readouterr().out
-    assert "mine.T1 did not come to an end: RuntimeError: out of luck" in shown
+    assert "luck.T1 did not come to an end: RuntimeError: out of luck" in shown
     assert "1 verified, 1 inconclusive" in shown
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
-    from conserved.attention.centered import CenteredAttention, centered
+    from conserved.attention.centered_attention import CenteredAttention, centered
     from conserved.attention.coherence import gaussian_coherence
     from conserved.attention.departures import DepartureRule
     from conserved.attention.energy import EnergyField, energy_field
@@ -26,7 +26,7 @@ else:
     __getattr__ = loaded_on_demand(
         __name__,
         {
-            "centered": "CenteredAttention centered",
+            "centered_attention": "CenteredAttention centered",
             "coherence": "gaussian_coherence",
             "departures": "DepartureRule",
             "energy": "EnergyField energy_field",

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conserved.attention.centered import CenteredAttention, ConstantName, centered
+from conserved.attention.centered_attention import CenteredAttention, ConstantName, centered
 from conserved.attention.invariance import NotInvariantError
 from conserved.optional import require
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, Tensors, UnmovableError
-from conserved.transform.canonical_form import Gauge, find_gauge, representative
+from conserved.transform.canonical_form import GaugeFreedom, find_gauge, representative
 from conserved.transform.gauge_fixing import fix_scales, is_gain
 from conserved.transform.moving import Weights, act_on
 
@@ -84,7 +84,7 @@ def align(
     """
     gauge = find_gauge(target, args, kwargs, laws, exchanges)
     skipped = {s.name: s.kind.undefined() for s in gauge.all if not s.kind.movable}
-    gauge = Gauge(
+    gauge = GaugeFreedom(
         exact=[s for s in gauge.exact if s.name not in skipped],
         exchanges=[s for s in gauge.exchanges if s.name not in skipped],
         rotations=gauge.rotations,
@@ -133,13 +133,13 @@ class _Way:
     rounds: int
 
 
-def _by_representatives(goal: Tensors, start: Tensors, gauge: Gauge, every: Sequence[Symmetry]) -> list[_Way]:
+def _by_representatives(goal: Tensors, start: Tensors, gauge: GaugeFreedom, every: Sequence[Symmetry]) -> list[_Way]:
     """Go to the representative of the orbit and back to the goal, then round again."""
     (_, there), (middle, steps) = (representative(weights, gauge) for weights in (goal, start))
     return [_returned(goal, {name: middle[name].clone() for name in goal}, steps, there, every)]
 
 
-def _by_rotations(goal: Tensors, start: Tensors, gauge: Gauge, every: Sequence[Symmetry]) -> list[_Way]:
+def _by_rotations(goal: Tensors, start: Tensors, gauge: GaugeFreedom, every: Sequence[Symmetry]) -> list[_Way]:
     """Rotate streams where all scales are fixed, first by what nothing else moves, and return to the goal."""
     if not gauge.rotations:
         return []

@@ -85,7 +85,7 @@ def _counts(tensor: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauge:
+class GaugeFreedom:
     """Everything a checkpoint may be moved along without changing its function."""
 
     exact: list[Symmetry]
@@ -113,7 +113,7 @@ def find_gauge(
     kwargs: Mapping[str, Any],
     laws: LawSet | Iterable[Symmetry] | None,
     exchanges: Iterable[Symmetry] | None,
-) -> Gauge:
+) -> GaugeFreedom:
     """Return the symmetries of a function: those given, or the model's own, units and rotations probed."""
     rotations: list[Symmetry] = []
     if laws is None:
@@ -125,10 +125,10 @@ def find_gauge(
             rotations, _ = rotatable(target, example_call(target, args, kwargs), laws)
     listed = laws.symmetries if isinstance(laws, LawSet) else laws
     exact = [s for s in listed if s.exact and s.family not in (*ABOUT_GRADIENTS, *ABOUT_LOSS)]
-    return Gauge(exact=exact, exchanges=list(exchanges or ()), rotations=rotations)
+    return GaugeFreedom(exact=exact, exchanges=list(exchanges or ()), rotations=rotations)
 
 
-def representative(state: Tensors, gauge: Gauge) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
+def representative(state: Tensors, gauge: GaugeFreedom) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
     """Weights in float64 at the point of their orbit that does not depend on where they were, and the way there."""
     fixed = fix_scales(Weights(state), gauge.exact)
     work = {name: fixed.read(name) for symmetry in gauge.all for name in symmetry.parameters}

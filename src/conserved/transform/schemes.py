@@ -30,7 +30,7 @@ from conserved.transform.moving import MovedWeights, Weights, move, sharing_tens
 from conserved.transform.objectives import Objective
 from conserved.transform.smoothing import Activation
 
-Move = list[tuple[Symmetry, Tensor]]
+Motion = list[tuple[Symmetry, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Fitted(PrintableResult):
     """By objective, the measure over all layers, "left alone" among them."""
     layers: dict[str, tuple[float, float]]
     """For every rounded layer, the relative error of its weight, output by output, before and after."""
-    elements: Move
+    elements: Motion
     skipped: dict[str, str] = field(default_factory=dict)
     moved: MovedWeights | None = None
 
@@ -172,7 +172,7 @@ def fit_to_scheme(
     report: Callable[[str], None] = lambda _: None,
     **kwargs: Any,
 ) -> Fitted:
-    """Move a model to the point of its orbit that a quantisation scheme rounds best, or leave it alone.
+    """Motion a model to the point of its orbit that a quantisation scheme rounds best, or leave it alone.
 
     Args:
         target: a module, moved in place, or a `Checkpoint`, which needs `model` and `laws`.
@@ -205,7 +205,7 @@ def fit_to_scheme(
     layers = rounded_layers(module, ignore)
     judge = _Judge(SCHEMES[scheme], layers, source, module, calls)
     skipped: dict[str, str] = {}
-    moves: dict[str, Move] = {"left alone": []}
+    moves: dict[str, Motion] = {"left alone": []}
     objectives: dict[str, Any] = {"balanced": "balanced", "range": "range"}
     if calls:
         with as_a_function(module):
@@ -241,20 +241,20 @@ def fit_to_scheme(
     )
 
 
-def _elements(source: Weights, symmetries: Sequence[Symmetry], objective: str | Objective, skipped: Any) -> Move:
+def _elements(source: Weights, symmetries: Sequence[Symmetry], objective: str | Objective, skipped: Any) -> Motion:
     """The elements an objective chooses, in order; nothing is written."""
     found = equalize(FixedGauge(source), laws=list(symmetries), objective=objective)
     skipped |= found.skipped
     return [(s, s.kind.inverse(element)) for s, element in reversed(list(found.moved.inverse.items()))]
 
 
-def _best_of_groups(moves: dict[str, Move], judge: _Judge) -> Move:
+def _best_of_groups(moves: dict[str, Motion], judge: _Judge) -> Motion:
     """For each group of tensors that move together, the steps of the objective that rounds it best."""
     every = [step for steps in moves.values() for step in steps]
     groups = [{name for s, _ in group for name in s.parameters} for group in sharing_tensors(every)]
-    chosen: Move = []
+    chosen: Motion = []
     for names in groups:
-        options: list[Move] = [
+        options: list[Motion] = [
             [step for step in steps if names.issuperset(step[0].parameters)] for steps in moves.values()
         ]
         costs = [sum(error**2 for error in judge.errors(steps, names).values()) for steps in options]
@@ -272,13 +272,13 @@ class _Judge:
     model: nn.Module
     calls: Sequence[Call]
 
-    def _moved(self, elements: Move) -> FixedGauge:
+    def _moved(self, elements: Motion) -> FixedGauge:
         moved = FixedGauge(self.source)
         for symmetry, element in elements:
             moved.move(symmetry, element)
         return moved
 
-    def errors(self, elements: Move, names: Iterable[str] | None = None) -> dict[str, float]:
+    def errors(self, elements: Motion, names: Iterable[str] | None = None) -> dict[str, float]:
         """The relative error of every rounded weight: root mean square over its outputs."""
         moved, found = self._moved(elements), {}
         for layer in self.layers:
@@ -291,7 +291,7 @@ class _Judge:
                 found[layer.module] = float(shares.square().mean().sqrt())
         return found
 
-    def total(self, elements: Move) -> float:
+    def total(self, elements: Motion) -> float:
         """The measure: relative change of outputs on batches or, without any, the error of weights."""
         if not self.calls:
             errors = self.errors(elements)
