@@ -172,7 +172,7 @@ def fit_to_scheme(
     report: Callable[[str], None] = lambda _: None,
     **kwargs: Any,
 ) -> Fitted:
-    """Motion a model to the point of its orbit that a quantisation scheme rounds best, or leave it alone.
+    """Move a model to the point of its orbit that a quantisation scheme rounds best, or leave it alone.
 
     Args:
         target: a module, moved in place, or a `Checkpoint`, which needs `model` and `laws`.
