@@ -223,3 +223,16 @@ def test_an_entry_that_sticks_out_in_the_replay_too_is_not_corrupted() -> None:
         assert history.corrupted({"w": weight}, {"w": scale.clone()}, replay) == ()
     scale[1, 2] = 100.0
     assert history.corrupted({"w": weight}, {"w": scale.clone()}, replay) == ()
+
+
+def test_entries_that_were_clipped_by_value_are_not_corrupted() -> None:
+    history, scale = PeakHistory(), torch.rand(16, 16, generator=torch.Generator().manual_seed(0))
+    weight, other = nn.Parameter(torch.ones(16, 16)), nn.Parameter(torch.ones(3))
+    replay = ClosureReplay(nn.ParameterList([weight, other]), lambda: (weight * scale).sum() + 50 * other.sum())
+    parameters = {"w": weight, "o": other}
+    for _ in range(4):
+        assert history.corrupted(parameters, {"w": scale.clone(), "o": 50 * torch.ones(3)}, replay) == ()
+    # The other gradient is clipped to a fiftieth, which is no factor of this one.
+    scale[1, 2] = 10.0
+    clipped = {"w": scale.clamp(max=5.0), "o": torch.full((3,), 5.0)}
+    assert history.corrupted(parameters, clipped, replay) == ()

@@ -274,3 +274,20 @@ def test_a_store_of_the_first_version_without_a_table_of_writers_goes_on(tmp_pat
     with RunStore(path) as store:
         assert store.steps("one") == [1, 2]
         assert json.loads(store.select("select config from run")[0][0])["every"] == 1
+
+
+def test_a_store_on_a_device_is_written_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.symlink_to("/dev/zero")
+
+    read = Path.read_bytes
+
+    def read_files(self: Path) -> bytes:
+        assert self != path, "a device may be read without end"
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read_files)
+    run = Watched(path)
+    run.step()
+    run.monitor.close()
+    assert run.monitor.state == "watching"

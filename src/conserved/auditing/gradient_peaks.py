@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,7 +108,8 @@ class PeakHistory:
             LOGGER.info("replay failed: %s", problem)
             return ()
         factor = common_factor(gradients, {name: again[name] for name in wanted if name not in names} or again)
-        found = [_compare(name, gradients[name], again[name], factor) for name in names]
+        clipped = _repeated_peaks(gradients.values())
+        found = [_compare(name, gradients[name], again[name], factor, clipped) for name in names]
         for name, item in zip(names, found, strict=True):
             if item is None:
                 (share,) = _peak_shares([_dense(gradients[name])])
@@ -116,12 +117,29 @@ class PeakHistory:
         return tuple(item for item in found if item is not None)
 
 
-def _compare(name: str, gradient: Tensor, again: Tensor, factor: float) -> CorruptedEntry | None:
+def _repeated_peaks(gradients: Iterable[Tensor]) -> set[float]:
+    """Return the largest magnitudes that occur in several entries: the value that gradients were clipped at.
+
+    Clipping by value leaves no common factor between a gradient and the pass, and no flipped bit makes two entries
+    equal.
+    """
+    counts: Counter[float] = Counter()
+    for gradient in gradients:
+        sizes = _dense(gradient).detach().abs()
+        if sizes.numel():
+            largest = sizes.max()
+            counts[float(largest)] += int((sizes == largest).sum())
+    return {size for size, count in counts.items() if count > 1}
+
+
+def _compare(
+    name: str, gradient: Tensor, again: Tensor, factor: float, clipped: Collection[float]
+) -> CorruptedEntry | None:
     """The largest entry, if less than half of it is reproducible."""
     flat = gradient.detach().reshape(-1)
     place = int(flat.abs().argmax())
     value, replayed = float(flat[place]), float(again.reshape(-1)[place]) * factor
-    if abs(value - replayed) <= 0.5 * abs(value):
+    if abs(value - replayed) <= 0.5 * abs(value) or abs(value) in clipped:
         return None
     norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), gradient.shape))

@@ -394,9 +394,12 @@ def _floor(right: Tensors, narrow: torch.dtype, longest: int) -> _Floor:
 
 def _norm(tensors: Tensors) -> float:
     """Return the norm of all entries of some tensors."""
-    return math.sqrt(
-        sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) ** 2 for tensor in tensors.values())
-    )
+    return math.sqrt(sum(_norm_of(tensor) ** 2 for tensor in tensors.values()))
+
+
+def _norm_of(tensor: Tensor) -> float:
+    """Return the norm of a tensor, computed in single precision at least."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
 
 
 @torch.no_grad()
@@ -435,7 +438,7 @@ def common_factor(gradients: Tensors, others: Tensors) -> float:
     """Return the factor between two sets of gradients that most of them agree on; 1 if none has an entry."""
     factors = []
     for name, other in others.items():
-        norm = float(torch.linalg.vector_norm(other, dtype=torch.float32)) ** 2
+        norm = _norm_of(other) ** 2
         if norm > 0 and name in gradients:
             factors.append(float((gradients[name].float() * other.float()).sum(dtype=torch.float64)) / norm)
     return float(np.median(factors)) if factors else 1.0

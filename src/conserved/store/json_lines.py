@@ -31,7 +31,8 @@ class JsonLines(Sink):
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._run = run.name
-        if self.path.exists():
+        # A device or a pipe may be read without end.
+        if self.path.is_file():
             self._cut(run.step)
         self._file = self.path.open("ab")
         self._mark, self._end = FileMark.of(self.path), self.path.stat().st_size
