@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
@@ -102,6 +103,9 @@ def _refutes_by_itself(outcome: Outcome) -> None:
     lines = outcome.witness.numpy.strip().splitlines()
     assert 2 <= len(lines) <= 10
     assert any(line.strip().startswith("assert") for line in lines), "it must fail where the claim holds"
+    nodes = ast.walk(ast.parse(outcome.witness.numpy))
+    used = {alias.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}
+    assert used <= {"numpy", "math"}, "a witness needs NumPy alone"
     assert reproduces(outcome.witness.numpy)
 
 
