@@ -34,7 +34,11 @@ class Sensitivity:
     """The smallest relative error of one leg that would have been refuted: of every law, by family, and the worst."""
 
     laws: Mapping[str, float]
-    """By name of the law, for its least visible leg; infinite if an error of that leg cannot be seen."""
+    """By name of the law, for its least visible leg among those that are tested; infinite if none is.
+
+    A leg is not tested if its gradient could be lost, s = −1, and the identity would still hold: a bias that is zero
+    has no term. Coverage does not count its entries.
+    """
     families: Mapping[str, float]
     """The median over the laws of a family."""
     legs: Mapping[tuple[str, str], float]
@@ -113,11 +117,14 @@ def sensitivity(
         begin += len(symmetry.legs)
         if place not in tested:
             continue
+        visible: list[float] = []
         for leg, size in zip(symmetry.legs, sizes.tolist(), strict=True):
             seen = float(limits[place] * scales[place] / size) if size > 0 else float("inf")
             key = symmetry.name, leg.view.parameter
             legs[key] = max(legs.get(key, 0.0), seen)
-            laws[symmetry.name] = max(laws.get(symmetry.name, 0.0), seen)
+            if seen <= 1:
+                visible.append(seen)
+        laws[symmetry.name] = max(visible, default=float("inf"))
         families.setdefault(symmetry.family, []).append(laws[symmetry.name])
     medians = {family: float(np.median(values)) for family, values in families.items()}
     return Sensitivity(laws=laws, families=medians, legs=legs)
