@@ -3,7 +3,7 @@
 For each model: laws that were inferred, those that the check on the program in float64 left out, those that an
 independent check (backward passes and finite moves) finds wrong, and the CPU seconds of inference with and without it.
 
-    python benchmarks/adversarial_laws.py [--table | --programs | --held-out]
+    python benchmarks/adversarial_laws.py [--set table | programs | held_out | blind]
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+import adversarial_blind
 import adversarial_held_out
 import adversarial_programs
 from adversarial_models import models
@@ -28,7 +30,7 @@ from conserved import recognize
 from conserved.inference import infer
 from conserved.inference.program_check import EXACT
 from law_checks import check, subject, undefined
-from measure import commit, machine, save
+from measure import RESULTS, save
 
 Case = tuple[str, Any, tuple[Any, ...], dict[str, Any], str]
 
@@ -52,6 +54,13 @@ OTHER_INPUTS: dict[str, list[tuple[Any, ...]]] = {}
 def held_out() -> Iterator[Case]:
     """The models of `tests/adversarial_held_out.py`."""
     for name, (model, inputs) in adversarial_held_out.held_out():
+        OTHER_INPUTS[name] = inputs[1:]
+        yield name, model, inputs[0], {}, "any"
+
+
+def blind() -> Iterator[Case]:
+    """The models of `tests/adversarial_blind.py`."""
+    for name, (model, inputs) in adversarial_blind.blind():
         OTHER_INPUTS[name] = inputs[1:]
         yield name, model, inputs[0], {}, "any"
 
@@ -133,12 +142,23 @@ def _is_rounding(why: str) -> bool:
     return why.startswith("identity ") and float(why.split()[1].rstrip(",;")) <= EXACT
 
 
+SETS = {"adversaries": adversaries, "programs": programs, "held_out": held_out, "blind": blind, "table": table}
+NAMES = {
+    "adversaries": "adversarial_laws",
+    "programs": "adversarial_programs",
+    "held_out": "held_out_laws",
+    "blind": "blind_laws",
+    "table": "checked_table",
+}
+
+
 def main() -> None:
     """Run all models and save the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="the models of the inference table instead")
-    parser.add_argument("--programs", action="store_true", help="models whose operands are trained instead")
-    parser.add_argument("--held-out", action="store_true", help="models written after inference was finished instead")
+    parser.add_argument("--set", choices=SETS, default="adversaries", help="which models; see their functions here")
+    parser.add_argument("--only", default="", help="models whose name holds this; nothing is saved then")
+    parser.add_argument("--part", default="0/1", help="K/N: every N-th model from the K-th")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--independent", type=int, default=1, help="check every n-th model independently; 0 for none")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -155,9 +175,10 @@ def main() -> None:
 
     vars(infer)["checked_on_program"] = timed
     rows, totals = [], Counter[str]()
-    chosen = "table" if options.table else "programs" if options.programs else "held_out" if options.held_out else ""
-    cases = {"table": table, "programs": programs, "held_out": held_out, "": adversaries}[chosen]
-    for number, case in enumerate(cases()):
+    first, parts = map(int, options.part.split("/"))
+    for number, case in enumerate(SETS[options.set]()):
+        if options.only not in case[0] or number % parts != first:
+            continue
         row = measured(case, seconds)
         totals["models"] += 1
         totals["errors"] += "error" in row
@@ -183,9 +204,13 @@ def main() -> None:
         rows.append(row)
     spent = {key: round(sum(row.get(key, 0.0) for row in rows), 1) for key in ("seconds", "check_seconds")}
     print(dict(totals), spent)
-    names = {"table": "checked_table", "programs": "adversarial_programs", "held_out": "held_out_laws"}
-    name = names.get(chosen, "adversarial_laws")
-    save(name, {"commit": commit(), "machine": machine(), "totals": dict(totals), "cpu": spent, "rows": rows})
+    if not options.only:
+        name = NAMES[options.set] + (f"_part{first}" if parts > 1 else "")
+        save(name, {"totals": dict(totals), "cpu": spent, "rows": [_brief(row) for row in rows]}, options.out)
+
+
+def _brief(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 3) if "seconds" in key else value for key, value in row.items()}
 
 
 if __name__ == "__main__":

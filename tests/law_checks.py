@@ -299,8 +299,8 @@ def moved(laws: LawSet, subject: Subject, *, spread: float = 0.3, seed: int = 5)
     A symmetry that holds only near the parameters (a frozen router, while the same expert stays on top) is moved by a
     thousandth instead if it fails at full length, and must then leave the function alone.
     """
-    with torch.no_grad():
-        before = subject.seen()
+    # Gradients are recorded, because a program may compute something else where they are not.
+    before = subject.seen().detach()
     size = max(float(before.norm()), 1e-12)
     result = {}
     for symmetry in laws:
@@ -310,8 +310,8 @@ def moved(laws: LawSet, subject: Subject, *, spread: float = 0.3, seed: int = 5)
         for reach in (spread, 1e-3):
             generator = torch.Generator().manual_seed(seed)
             theta = symmetry.act(_every(subject), symmetry.element(spread=reach, generator=generator))
-            with torch.no_grad(), subject.at({name: theta[name] for name in symmetry.parameters}):
-                after = subject.seen()
+            with subject.at({name: theta[name] for name in symmetry.parameters}):
+                after = subject.seen().detach()
             result[symmetry.name] = float((after - before).norm()) / size
             if result[symmetry.name] <= FUNCTION_UNCHANGED:
                 break

@@ -21,6 +21,10 @@ _EACH = 64
 """Candidates that are tried one by one, where all of them together are no symmetry."""
 
 
+_SHRINK = 1 / 16
+"""Factor on all parameters for a second test, at which functions do not saturate."""
+
+
 def with_probed(
     law_set: LawSet,
     program: CapturedProgram,
@@ -85,6 +89,13 @@ def _holding(run: RunProgram, parameters: Mapping[str, Tensor], candidates: list
     if not candidates:
         return []
     exact = [symmetry for symmetry in candidates if symmetry.exact]
-    if exact and moved(run, parameters, exact).holds:
+    if exact and _leave_outputs(run, parameters, exact):
         return exact
-    return [symmetry for symmetry in exact[:_EACH] if moved(run, parameters, [symmetry]).holds]
+    return [symmetry for symmetry in exact[:_EACH] if _leave_outputs(run, parameters, [symmetry])]
+
+
+def _leave_outputs(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: list[Symmetry]) -> bool:
+    """Whether outputs stay the same along symmetries, at the given parameters and at smaller ones."""
+    # Far from zero many functions are nearly homogeneous: softplus is its argument there, and erfcx its reciprocal.
+    smaller = {name: value.detach() * _SHRINK for name, value in parameters.items()}
+    return bool(moved(run, parameters, symmetries).holds) and moved(run, smaller, symmetries).holds is not False

@@ -70,6 +70,11 @@ def _wide(value: Tensor) -> Tensor:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
+def nudged(value: Tensor, size: float, generator: torch.Generator) -> Tensor:
+    """Return values of which each is moved by a random part of itself; zeros stay."""
+    return value * (1 + size * _noise(value, generator).real)
+
+
 def _padding_rows(program: CapturedProgram) -> dict[str, int]:
     """Rows of trained tables that look-ups never train, by the name of the table."""
     result = {}

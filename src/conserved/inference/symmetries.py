@@ -283,8 +283,10 @@ class Assembly:
             region = self.regions[self.factors[number][0]]
             index = self.factors[number][1]
             flat = self.factors[number][2].atoms.reshape(-1)
-            for power in np.unique(np.round(powers[0, columns], 9)):
-                mine = columns[np.isclose(powers[0, columns], power)]
+            for rounded in np.unique(np.round(powers[0, columns], 9)):
+                mine = columns[np.isclose(powers[0, columns], rounded)]
+                # Rounding groups columns; the power itself must hold in float64.
+                power = powers[0, mine[0]]
                 labels = self.engine.partition.spaces[flat[where[:, mine]]]
                 copies = self.factors[number][2].copies
                 if copies is not None:

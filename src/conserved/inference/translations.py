@@ -104,8 +104,11 @@ class Translations:
             region = self.regions[region_number]
             sizes = [axis.size for axis in region.sets]
             dims = [d for d, size in enumerate(sizes) if size > 1]
-            for weight in np.unique(np.round(weights[mine], 9)):
-                chosen = rows[mine][np.isclose(weights[mine], weight)] - start
+            for rounded in np.unique(np.round(weights[mine], 9)):
+                alike = np.isclose(weights[mine], rounded)
+                # Rounding groups entries; the coefficient itself must hold in float64.
+                weight = weights[mine][alike][0]
+                chosen = rows[mine][alike] - start
                 mask = np.zeros([sizes[d] for d in one.dims], dtype=bool)
                 mask.reshape(-1)[chosen] = True
                 full = mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))]

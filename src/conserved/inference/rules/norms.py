@@ -11,7 +11,7 @@ from conserved.inference.engine import ReadPart
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Regroup, Renumber
 from conserved.inference.rules.step import Known, Step, at, rule
-from conserved.inference.rules.sums import added
+from conserved.inference.rules.sums import EPSILON, added
 from conserved.inference.types import FIXED, Field, Type
 
 
@@ -46,7 +46,8 @@ def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, c
     for factor in x.factors:
         s.engine.partition.shatter(factor.atoms)
     if epsilon and left:
-        s.engine.equate(left, (), soft=epsilon)
+        # A negative or a large number beside the squares is no small correction: then the scale is seen.
+        s.engine.equate(left, (), soft=epsilon if 0 < epsilon <= EPSILON else 0)
     if centres:
         s.engine.forget_shift(x, dims)
     else:

@@ -27,7 +27,7 @@ from conserved.inference.rules.step import (
     same_value,
     wide,
 )
-from conserved.inference.rules.sums import EPSILON, added, aligned, sum_of
+from conserved.inference.rules.sums import EPSILON, added, aligned
 from conserved.inference.types import FIXED, ZERO, Type
 
 
@@ -270,7 +270,9 @@ rule(*FIXING)(fix_all)
 @rule("hypot", "hypot_")
 def _hypot(s: Step) -> Known:
     """Return the type of √(x² + y²), which passes on a positive scale that x and y share."""
-    return power(s, sum_of(s, s.arg(0), s.arg(1)), Fraction(1))
+    # Squares first: opposite shifts of x and y cancel in a sum, but not in this root.
+    squares = [power(s, aligned(s, s.arg(place), len(s.out)), Fraction(2)) for place in (0, 1)]
+    return power(s, added(s.engine, *squares), Fraction(1, 2))
 
 
 @rule("view_as_complex")
