@@ -870,12 +870,14 @@ def convolved() -> Iterator[tuple[str, Case]]:
                 {"a": a, "c": draw(4), "e": draw(4, 1, 1)},
             ),
             "unpooled": (
-                lambda p, x: F.max_unpool2d(*F.max_pool2d(F.conv2d(x, p.a), 2, return_indices=True), 2) * p.e,
+                lambda p, x: F.max_unpool2d(*F.max_pool2d(F.conv2d(x, p.a), 2, return_indices=True), [2, 2]) * p.e,
                 {"a": a, "e": draw(4, 1, 1)},
             ),
             "unpooled level": (
                 lambda p, x: (
-                    F.instance_norm(F.max_unpool2d(*F.max_pool2d(F.conv2d(x, p.a, p.c), 2, return_indices=True), 2))
+                    F.instance_norm(
+                        F.max_unpool2d(*F.max_pool2d(F.conv2d(x, p.a, p.c), 2, return_indices=True), [2, 2])
+                    )
                     * p.e
                 ),
                 {"a": a, "c": draw(4), "e": draw(4, 1, 1)},
@@ -1095,7 +1097,7 @@ def sequences() -> Iterator[tuple[str, Case]]:
             return m.read(state[0] if isinstance(state, tuple) else state)
 
         yield f"sequence: {name} cell", (Called(unrolled, cell=cell, read=nn.Linear(3, 2)), tokens())
-    for name, options in {
+    layouts: dict[str, dict[str, Any]] = {
         "plain": {},
         "bias kv": {"add_bias_kv": True},
         "zero attention": {"add_zero_attn": True},
@@ -1103,7 +1105,8 @@ def sequences() -> Iterator[tuple[str, Case]]:
         "no bias, bias kv": {"bias": False, "add_bias_kv": True},
         "other widths": {"kdim": 3, "vdim": 2},
         "other widths, bias kv": {"kdim": 3, "vdim": 2, "add_bias_kv": True},
-    }.items():
+    }
+    for name, options in layouts.items():
         for mode in ("self", "weights", "causal", "padded"):
             attention = nn.MultiheadAttention(4, 2, batch_first=True, **options)
 
@@ -1122,7 +1125,7 @@ def sequences() -> Iterator[tuple[str, Case]]:
                 f"sequence: attention {name}, {mode}",
                 (Called(attend, attention=attention, read=nn.Linear(4, 2)), tokens()),
             )
-    for name, layer in {
+    for name, block in {
         "encoder": nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True),
         "encoder, norm first, gelu": nn.TransformerEncoderLayer(
             4, 2, 6, 0.0, "gelu", norm_first=True, batch_first=True
@@ -1131,7 +1134,7 @@ def sequences() -> Iterator[tuple[str, Case]]:
         "encoder evaluated": nn.TransformerEncoderLayer(4, 2, 6, 0.3, batch_first=True).eval(),
         "encoder with dropout": nn.TransformerEncoderLayer(4, 2, 6, 0.3, batch_first=True),
     }.items():
-        yield f"sequence: {name}", (nn.Sequential(layer, nn.Linear(4, 2)), tokens())
+        yield f"sequence: {name}", (nn.Sequential(block, nn.Linear(4, 2)), tokens())
     decoder = nn.TransformerDecoderLayer(4, 2, 6, 0.0, batch_first=True)
     yield "sequence: decoder of itself", (Called(lambda m, x: m.d(x, x.flip(1)), d=decoder), tokens())
 
@@ -1464,6 +1467,7 @@ def parametrized() -> Iterator[tuple[str, Case]]:
             model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
             parametrize.register_parametrization(model[place], "weight", kind())
             yield f"parametrized: {kind.__name__.lower()} {place}", (model, rows(4))
+    whole: Any = None
     for name, wrap in {
         "orthogonal": lambda m: parametrizations.orthogonal(m),
         "orthogonal, cayley": lambda m: parametrizations.orthogonal(m, orthogonal_map="cayley"),
@@ -1471,7 +1475,7 @@ def parametrized() -> Iterator[tuple[str, Case]]:
         "orthogonal without base": lambda m: parametrizations.orthogonal(m, use_trivialization=False),
         "weight norm": lambda m: parametrizations.weight_norm(m),
         "weight norm of columns": lambda m: parametrizations.weight_norm(m, dim=1),
-        "weight norm of all": lambda m: parametrizations.weight_norm(m, dim=None),
+        "weight norm of all": lambda m: parametrizations.weight_norm(m, dim=whole),
         "spectral norm": lambda m: parametrizations.spectral_norm(m),
         "spectral norm, evaluated": lambda m: parametrizations.spectral_norm(m).eval(),
     }.items():

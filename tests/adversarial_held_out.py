@@ -520,7 +520,7 @@ def images() -> Iterator[tuple[str, Case]]:
         "coordinates": lambda: Called(
             lambda m, h: h + torch.linspace(-1, 1, h.shape[3]).to(h) * h.mean((2, 3), keepdim=True)
         ),
-        "unpooled": lambda: Called(lambda m, h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), 2)),
+        "unpooled": lambda: Called(lambda m, h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), [2, 2])),
         "fractional": lambda: Called(
             lambda m, h: F.fractional_max_pool2d(
                 h, 2, output_size=(3, 3), _random_samples=torch.full((len(h), 4, 2), 0.3).to(h)

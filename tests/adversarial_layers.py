@@ -68,8 +68,9 @@ def convolutions() -> Iterator[tuple[str, Built]]:
     same = nn.Sequential(nn.Conv2d(3, 4, 2, padding="same"), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
     yield "same", (same, (torch.randn(3, 3, 5, 5),))
     stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4))
+    in_use = copy.deepcopy(stem).eval()
     yield "biased stem", (stem, (torch.randn(3, 3, 5, 5),))
-    yield "biased stem in use", (copy.deepcopy(stem).eval(), (torch.randn(3, 3, 5, 5),))
+    yield "biased stem in use", (in_use, (torch.randn(3, 3, 5, 5),))
     yield "unbatched", (nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Conv1d(4, 2, 3)), (torch.randn(2, 9),))
     yield "conv3d", (nn.Sequential(nn.Conv3d(1, 3, 2), nn.ReLU(), nn.Conv3d(3, 2, 2)), (torch.randn(2, 1, 4, 4, 4),))
 

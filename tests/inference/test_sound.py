@@ -14,15 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import adversarial_blind
 import adversarial_held_out
 import adversarial_programs
+from adversarial_held_out import draw
 from adversarial_layers import Function
 from adversarial_models import Adversary, models
 from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
 from conserved.inference.rules import RULES, Step
 from conserved.laws import ProgramCheck
-from conserved.symmetry import GeneralLinear, Leg, Translation, View
+from conserved.symmetry import GeneralLinear, Leg, OneScale, Scaling, Translation, View
 from conserved.verdict import Status
 from law_checks import check, subject
 from operator_samples import cases, operators
@@ -549,7 +551,7 @@ def test_experts_that_no_token_chose_are_not_called_unused() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", range(2))
 def test_held_out_models_have_no_wrong_law_on_any_of_their_inputs(start: int) -> None:
-    """Every fiftieth model; `benchmarks/adversarial_laws.py --held-out` has all of them."""
+    """Every fiftieth model; `benchmarks/adversarial_laws.py --set held_out` has all of them."""
     for name, (model, inputs) in itertools.islice(adversarial_held_out.held_out(), 11 + 25 * start, None, 50):
         laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
         for args in inputs if len(laws) and "spectral" not in name else ():
@@ -564,3 +566,58 @@ def test_a_first_power_mixes_entries_and_a_second_does_not() -> None:
             lambda p, x, k=exponent: ((x @ p.a) ** k) @ p.b, **{n: t.clone() for n, t in parameters.items()}
         )
         assert true_of(model, torch.randn(6, 5)).numbers == numbers
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("start", range(2))
+def test_blind_models_have_no_wrong_law_on_any_of_their_inputs(start: int) -> None:
+    """Every fortieth model; `benchmarks/adversarial_laws.py --set blind` has all of them."""
+    for name, (model, inputs) in itertools.islice(adversarial_blind.blind(), 7 + 20 * start, None, 40):
+        laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
+        for args in inputs if len(laws) and "spectral" not in name else ():
+            assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name
+
+
+def test_opposite_shifts_do_not_cancel_in_the_length_of_a_pair() -> None:
+    model = Function(lambda p, x: torch.hypot(x @ p.a + p.c, x @ p.b - p.c), a=draw(3, 4), b=draw(3, 4), c=draw(4))
+    laws = recognize(model, torch.randn(5, 3))
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}
+    assert not len(laws)
+
+
+@pytest.mark.parametrize("epsilon", [-0.5, 0.5])
+def test_a_norm_with_a_negative_or_large_epsilon_sees_scales(epsilon: float) -> None:
+    model = Function(lambda p, x: F.layer_norm(x @ p.a, (4,), eps=epsilon), a=draw(3, 4) * 3)
+    assert not any(isinstance(law.kind, OneScale | Scaling) for law in recognize(model, torch.randn(5, 3)))
+
+
+def test_coefficients_that_are_thirds_hold_in_float64() -> None:
+    def forward(p: Any, x: Tensor) -> Tensor:
+        flat = torch.einsum("i...->...", p.a + p.b)
+        return x * ((flat - flat.mean()) @ p.c)
+
+    laws = recognize(Function(forward, a=draw(3, 3), b=draw(3), c=draw(3, 2)), torch.randn(4, 1))
+    degrees = [abs(leg.degree) for law in laws for leg in law.legs if leg.view.parameter == "b"]
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}
+    assert any(0.3 < degree < 0.4 and abs(3 * degree - 1) < 1e-15 for degree in degrees)
+
+
+@pytest.mark.parametrize("function", [torch.special.erfcx, lambda h: torch.logcumsumexp(h, 1)])
+def test_a_function_that_is_homogeneous_far_from_zero_keeps_no_scale(function: Callable[[Tensor], Tensor]) -> None:
+    model = Function(lambda p, x: function(60 * (x @ p.a)) @ p.b, a=torch.rand(3, 4), b=draw(4, 2))
+    laws = recognize(model, 1 + torch.rand(5, 3))
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}
+    assert not any(law.source == "probed" for law in laws)
+
+
+def test_rounding_behind_a_norm_of_two_numbers_refutes_no_law_up_to_epsilon() -> None:
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LayerNorm(2), nn.Linear(2, 3))
+        laws = recognize(model, 1e-3 * torch.randn(6, 3))
+        assert laws.checked is not None
+        assert laws.checked.refuted == {}
+        assert any(not law.exact for law in laws)

@@ -61,6 +61,9 @@ MOST_SECONDS_AT_OTHER_SIZES = 5.0
 NUDGE = 1e-12
 """Relative move of parameters that changes all rounding in float64 and nothing else."""
 
+NUDGES = (1, -1, 2, -2)
+"""Multiples of the move: one sample of rounding may be small by chance."""
+
 ROUNDING_FACTOR = 6.0
 """A residual below this many times its change under a nudge is rounding."""
 
@@ -179,11 +182,15 @@ class _Test:
         suspects = laws.select(lambda law: law.name in refuted)
         standing: dict[str, float] = {}
         for seed in range(POINTS if len(suspects) else 0):
-            here, there = self.point(seed), self.point(seed, nudge=NUDGE)
-            if isinstance(here, str) or isinstance(there, str):
+            here, moved = self.point(seed), [self.point(seed, nudge=NUDGE * factor) for factor in NUDGES]
+            if isinstance(here, str):
                 continue
-            change = {name: there.gradients[name] - gradient for name, gradient in here.gradients.items()}
-            noise = _sizes(suspects, _Gradients(here.theta, change, here.precision))
+            noise = dict.fromkeys(refuted, 0.0)
+            for there in moved:
+                if not isinstance(there, str):
+                    change = {name: there.gradients[name] - gradient for name, gradient in here.gradients.items()}
+                    sizes = _sizes(suspects, _Gradients(here.theta, change, here.precision))
+                    noise = {name: max(noise[name], size) for name, size in sizes.items()}
             size = _sizes(suspects, here)
             for name, residual in _relative(suspects, here).items():
                 if residual > limit and not size[name] <= ROUNDING_FACTOR * noise[name]:
