@@ -19,7 +19,7 @@ from conserved import recognize
 from conserved.inference.double_precision import in_double_precision
 from conserved.symmetry import GeneralLinear, OneScale, Scaling, Translation
 
-MOST_ENTRIES = 400
+MOST_ENTRIES = 3000
 """Samples with more entries are left out: rules do not depend on sizes."""
 
 COUNTED = 40
@@ -126,8 +126,11 @@ class Case:
     countable: bool
 
 
-def cases(operator: Any, *, samples: int = 8) -> Iterator[Case]:
-    """Programs of the first and of further samples of an operator, spread over all of them."""
+def cases(operator: Any, *, samples: int = 8, part: tuple[int, int] = (0, 1)) -> Iterator[Case]:
+    """Programs of the first and of further samples of an operator, spread over all of them.
+
+    `part` is a number and how many parts there are: every so many-th of the samples is taken.
+    """
     chosen = []
     for dtype in (torch.float64, torch.complex128):
         if dtype in operator.supported_dtypes("cpu"):
@@ -139,7 +142,7 @@ def cases(operator: Any, *, samples: int = 8) -> Iterator[Case]:
             small = [(dtype, n, one) for n, one in enumerate(found) if _small(one)]
             step = max(1, len(small) // samples)
             chosen += small[::step][:samples]
-    for number, (dtype, place, sample) in enumerate(chosen):
+    for number, (dtype, place, sample) in list(enumerate(chosen))[part[0] :: part[1]]:
         call, tensors = _call(operator, sample)
         if not tensors or any(tensor.is_complex() for tensor in tensors) != dtype.is_complex:
             continue
