@@ -243,7 +243,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cases: list[tuple[str, str, str, int, Any]] = [
         ("clean", precision, name, chosen.steps, None)
-        for name in chosen.optimizers.split(",")
+        for name in filter(None, chosen.optimizers.split(","))
         for precision in ("bf16", "autocast")
         if name != "Muon" or hasattr(torch.optim, "Muon")
     ]

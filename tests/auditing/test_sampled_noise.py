@@ -100,7 +100,7 @@ def test_wrong_factors_in_float16_are_refuted_beside_underflow(size: float) -> N
 
 def _foreign(jitter: float, *, selects: bool, wrong: float) -> int:
     generator = torch.Generator().manual_seed(1)
-    parameters = {"w": torch.randn(40, 24, generator=generator), "v": torch.randn(40, generator=generator)}
+    parameters = {name: torch.randn(40, 24, generator=generator) for name in "wuv"}
     right = {name: p.cos() for name, p in parameters.items()}
     replay = StoredReplay(right, jitter=jitter)
     gradients = replay.gradients(parameters)
