@@ -277,10 +277,11 @@ def clean(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
                 largest = max([largest, *(d.excess for d in one.comparison.differences)])
             if not one.conclusive:
                 names = ",".join(sorted({row.family for row in (*one.failures, *one.left_open)}))
-                reasons[f"{regime}, {how}: {one.verdict.status.value} ({names}) {one.verdict.message[:160]}"] += 1
+                reasons[f"{regime}, {how}: {one.verdict.status.value} ({names}) {one.verdict.message[:330]}"] += 1
             if first.failures:
                 names = ",".join(sorted({row.family for row in first.failures}))
-                reasons[f"ALONE {regime}, {how}: refuted ({names}) {first.failures[0].residual:.3g}"] += 1
+                words = f"{first.failures[0].residual:.3g} {first.verdict.message[:200]}"
+                reasons[f"ALONE {regime}, {how}: refuted ({names}) {words}"] += 1
     return {
         "replayed": said,
         "alone": alone,

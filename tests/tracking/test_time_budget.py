@@ -69,6 +69,24 @@ def test_the_first_look_does_not_leave_the_steps_after_it_unseen() -> None:
     assert sum(spent) <= 100 * 0.002 + 0.08 + 0.004
 
 
+def test_a_long_look_does_not_leave_the_steps_after_it_unseen() -> None:
+    """Passes that are run again on suspicion take seconds; the audits after them are as important as before."""
+    budget = TimeBudget(share=0.01)
+    simulate(budget, step=0.1, look=0.008, first=10.0, steps=500)
+    looks = []
+    for step in range(501, 1001):
+        if looked := budget.due(step):
+            looks.append(step)
+        budget.note(step, spent=(4.0 if len(looks) == 1 else 0.008) * looked, run=0.1, looked=looked)
+    assert 40 <= len(looks) <= 60, looks
+
+
+def test_debts_are_paid_in_the_long_run() -> None:
+    spent = simulate(TimeBudget(share=0.01), step=0.1, look=0.008, first=1.0, steps=20_000)
+    assert sum(spent) <= 20_000 * 0.001 + 0.02
+    assert sum(spent) >= 0.9 * 20_000 * 0.001
+
+
 def test_processes_that_look_together_follow_the_number_they_agreed_on() -> None:
     budget = TimeBudget(share=0.05, together=True)
     budget.interval = 7

@@ -1,11 +1,12 @@
-r"""Find single entries of gradients that a bit flip has put there, also where no law spans the parameter.
+r"""Find gradients that a bit flip has changed, also where no law spans the parameter.
 
-A flip of an exponent bit leaves one entry that is larger than all others. Each step, the largest entry of every
-gradient is read, as a share of that gradient's norm: n entries of about equal size have a largest one of √(2 ln n / n)
-of their norm, 0.4 % for a matrix of 1.6 million. An entry is suspected if its share exceeds that of every earlier step
-by a half. That happens in clean runs too (a rare token, a spike of the loss), so it raises nothing by itself: the same
-pass is run again, and decides. An entry that the replay does not have, up to the one factor between the two passes, was
-not computed.
+A flip of an exponent bit in a gradient leaves one entry that is larger than all others. A flip inside the backward pass
+changes one row of the gradient of the operation it hits, and, if it is large, everything before that operation. Each
+step, three numbers of every gradient are read: its norm, and the largest entry and the largest row as shares of it. n
+entries of about equal size have a largest one of √(2 ln n / n) of their norm, 0.4 % for a matrix of 1.6 million. A
+gradient is suspected if a number exceeds that of every earlier step by a half (its norm: if it is four times as large).
+That happens in clean runs too (a rare token, a spike of the loss), so it raises nothing by itself: the same pass is run
+again, and decides. What the replay does not have, up to the one factor between the two passes, was not computed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.diagnosis import place_of
+from conserved.auditing.nearby_weights import rows_of
 from conserved.auditing.reference_comparison import common_factor
 from conserved.auditing.replay import Replay
 from conserved.symmetry import Tensors
@@ -33,14 +35,14 @@ _STEPS = 64
 _FEWEST = 3
 """Steps below which nothing sticks out yet."""
 
-_LARGER = 1.5
-"""How many times the largest share so far makes an entry suspected. The smaller it is, the more passes are replayed;
-what is called corrupted does not depend on it."""
+_LARGER = (1.5, 1.5, 4.0)
+"""How many times the largest number so far makes a gradient suspected: entry, row, norm. The smaller it is, the more
+passes are replayed; what is called corrupted does not depend on it. Norms change with the loss, so they get more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptedEntry:
-    """An entry of a gradient in `.grad`, and what the same pass gives there when it is run again."""
+    """The entry of a changed gradient that is furthest from what the same pass gives when it is run again."""
 
     parameter: str
     index: tuple[int, ...]
@@ -68,27 +70,27 @@ def corruption_verdict(found: Sequence[CorruptedEntry]) -> Verdict:
 
 
 class PeakHistory:
-    """The largest entry of every gradient, as a share of its norm, over the last steps of a run."""
+    """The largest entry, the largest row and the norm of every gradient, over the last steps of a run."""
 
     def __init__(self) -> None:
-        self._shares: dict[str, deque[float]] = {}
+        self._past: dict[str, deque[tuple[float, ...]]] = {}
 
     def suspects(self, gradients: Tensors) -> list[str]:
-        """Return the gradients whose largest entry sticks out of earlier steps, and remember those that do not."""
+        """Return the gradients that stick out of earlier steps, and remember those that do not."""
         names = [name for name, gradient in gradients.items() if not hasattr(gradient, "full_tensor")]
-        plain = [_dense(gradients[name]) for name in names]
         result = []
-        for name, share in zip(names, _peak_shares(plain), strict=True):
-            earlier = self._shares.setdefault(name, deque(maxlen=_STEPS))
-            # The largest share there can be is 1: a gradient of one entry never sticks out.
-            if len(earlier) >= _FEWEST and share > _LARGER * max(earlier):
+        for name, peaks in zip(names, _peaks([_dense(gradients[name]) for name in names]), strict=True):
+            past = self._past.setdefault(name, deque(maxlen=_STEPS))
+            # The largest share there can be is 1: a gradient of one entry sticks out by its norm alone.
+            limits = [factor * max(numbers) for factor, numbers in zip(_LARGER, zip(*past, strict=True), strict=False)]
+            if len(past) >= _FEWEST and any(peak > limit for peak, limit in zip(peaks, limits, strict=True)):
                 result.append(name)
             else:
-                earlier.append(share)
+                past.append(peaks)
         return result
 
     def corrupted(self, parameters: Tensors, gradients: Tensors, replay: Replay | None) -> tuple[CorruptedEntry, ...]:
-        """Return the entries that stick out and that the pass does not give again.
+        """Return the furthest entries of gradients that stick out and that the pass does not give again.
 
         Args:
             parameters: the trained parameters, by name.
@@ -112,8 +114,7 @@ class PeakHistory:
         found = [_compare(name, gradients[name], again[name], factor, clipped) for name in names]
         for name, item in zip(names, found, strict=True):
             if item is None:
-                (share,) = _peak_shares([_dense(gradients[name])])
-                self._shares[name].append(share)
+                self._past[name].extend(_peaks([_dense(gradients[name])]))
         return tuple(item for item in found if item is not None)
 
 
@@ -135,38 +136,54 @@ def _repeated_peaks(gradients: Iterable[Tensor]) -> set[float]:
 def _compare(
     name: str, gradient: Tensor, again: Tensor, factor: float, clipped: Collection[float]
 ) -> CorruptedEntry | None:
-    """The largest entry, if less than half of it is reproducible."""
-    flat = gradient.detach().reshape(-1)
-    place = int(flat.abs().argmax())
-    value, replayed = float(flat[place]), float(again.reshape(-1)[place]) * factor
-    if abs(value - replayed) <= 0.5 * abs(value) or abs(value) in clipped:
+    """Return the entry that is furthest off, if less than half of the largest entry, row, or of all is reproducible."""
+    kind = torch.promote_types(gradient.dtype, torch.float32)
+    gradient, again = (g.to_dense() if g.is_sparse else g for g in (gradient.detach(), again))
+    values, replayed = rows_of(gradient).to(kind), rows_of(again).to(kind) * factor
+    away = values - replayed
+    largest = divmod(int(values.abs().argmax()), values.shape[1])
+    row = int(torch.linalg.vector_norm(values, dim=1).argmax())
+    parts = [(away, values), (away[row], values[row]), (away[largest], values[largest])]
+    if abs(float(values[largest])) in clipped or all(
+        _size(difference) <= 0.5 * _size(part) for difference, part in parts
+    ):
         return None
-    norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), gradient.shape))
-    share = abs(value) / norm if norm and math.isfinite(norm) else 1.0
+    place = int(away.abs().nan_to_num(nan=math.inf).argmax())
+    norm = _size(values)
+    value = float(values.reshape(-1)[place])
     return CorruptedEntry(
-        parameter=name, index=index, value=value, replayed=replayed, share=share, where=place_of(gradient)
+        parameter=name,
+        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(place), gradient.shape)),
+        value=value,
+        replayed=float(replayed.reshape(-1)[place]),
+        share=abs(value) / norm if norm and math.isfinite(norm) else 1.0,
+        where=place_of(gradient),
     )
 
 
-def _peak_shares(gradients: Sequence[Tensor]) -> list[float]:
-    """Return the largest magnitude of each, over its norm."""
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+def _size(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+
+
+def _peaks(gradients: Sequence[Tensor]) -> list[tuple[float, ...]]:
+    """Return of each gradient its largest magnitude and its largest row over its norm, and its norm."""
+    tables: dict[torch.device, list[Tensor]] = {}
+    order: dict[torch.device, list[int]] = {}
     for number, gradient in enumerate(gradients):
         if gradient.numel():
-            groups.setdefault((gradient.dtype, gradient.device), []).append(number)
-    shares = [0.0] * len(gradients)
-    for (kind, _), numbers in groups.items():
-        some = [gradients[number] for number in numbers]
-        precise = torch.promote_types(kind, torch.float32)
-        peaks = torch.stack(torch._foreach_norm(some, math.inf, precise))
-        norms = torch.stack(torch._foreach_norm(some, 2, precise))
-        ratios = torch.where(norms > 0, peaks / norms, 0.0)
-        # The squares of an entry above 1e19 overflow, and it is all there is of the norm.
-        ratios = torch.where(norms.isinf() & peaks.isfinite(), 1.0, ratios)
-        for number, ratio in zip(numbers, ratios.double().cpu().tolist(), strict=True):
-            shares[number] = ratio if math.isfinite(ratio) else 1.0
-    return shares
+            precise = torch.promote_types(gradient.dtype, torch.float32)
+            rows = torch.linalg.vector_norm(rows_of(gradient), dim=1, dtype=precise)
+            entry = torch.linalg.vector_norm(gradient, math.inf, dtype=precise)
+            numbers = torch.stack((entry, rows.max(), torch.linalg.vector_norm(rows)))
+            tables.setdefault(gradient.device, []).append(numbers)
+            order.setdefault(gradient.device, []).append(number)
+    peaks: list[tuple[float, ...]] = [(0.0, 0.0, 0.0)] * len(gradients)
+    for device, table in tables.items():
+        for number, (entry, row, norm) in zip(order[device], torch.stack(table).double().tolist(), strict=True):
+            # The squares of an entry above 1e19 overflow, and it is all there is of the norm.
+            shares = (entry / norm, row / norm) if 0 < norm < math.inf else (float(norm > 0), float(norm > 0))
+            peaks[number] = *shares, norm
+    return peaks
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -27,9 +27,8 @@ from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.law_places import described
 from conserved.auditing.loss_scale import loss_scale
 from conserved.auditing.noise import (
-    LEAST_FACTOR,
+    least_factor,
     linear_bounds,
-    needs_replay,
     shows_factors,
     subnormal_bound,
     unmistakable,
@@ -443,7 +442,11 @@ class _Case:
         Gross residuals are not rounding, and a residual along one side of its identity is a wrong factor.
         """
         decided = {place for place, found in self.diagnoses.items() if found.origin is not Origin.UNKNOWN}
-        small = {place for place, factor in self.factors.items() if needs_replay(factor, used)}
+        small = {
+            place
+            for place, factor in self.factors.items()
+            if used in HALF and abs(factor - 1) < least_factor(self.symmetries[place])
+        }
         rest = [
             place for place in self.broken if place not in decided and (place not in self.factors or place in small)
         ]
@@ -575,7 +578,7 @@ def _sensitivity(case: _Case, used: torch.dtype, *, replayed: bool) -> Sensitivi
     factors = np.maximum(case.left.floors, 2 * np.nan_to_num(case.left.residuals))
     if not replayed and used in HALF:
         # Of two legs of one size, a factor on one leaves 1/√2 of itself.
-        factors = np.maximum(factors, LEAST_FACTOR / 2**0.5)
+        factors = np.maximum(factors, [least_factor(symmetry) / 2**0.5 for symmetry in case.symmetries])
     sided = np.array([shows_factors(symmetry) for symmetry in case.symmetries], dtype=bool)
     limits = np.where(sided & ~case.left.nearly, np.minimum(case.limits, factors), case.limits)
     return sensitivity(case.symmetries, case.held, limits, case.left.balance.scales, terms)

@@ -30,6 +30,10 @@ SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
 
 
+SCALES = (SCALE, 0.73, 1.19, 0.61, 1.61, 0.87, 1.83, 0.53)
+"""Factors for several samples. Their ratios are not powers of two either, so that no two samples round alike."""
+
+
 STAGE = "replay"
 """The part of a monitor that records passes."""
 

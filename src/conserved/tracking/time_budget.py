@@ -6,9 +6,10 @@ gradients and accounts for the update, whenever it owes nothing. After n steps i
 beyond that what one look costs. With looks of c seconds and b seconds in every step, looks are about c/(a − b) steps
 apart.
 
-The first look builds what all later ones use and takes tens of times as long. It is paid off over the next 256 steps:
-paid at once, it would leave the steps after it unseen, in which errors of a new program show. For the same reason
-steps 1, 2, 4, 8, … are looked at whatever that costs; ten looks of a thousand steps are paid for like any other.
+Some looks take many times as long as others: the first builds what all later ones use, and on suspicion a pass is run
+again. Paid at once, such a look would leave thousands of steps after it unseen, in which errors of a new program show.
+What it takes beyond twice a usual look is a debt, paid by a quarter of what is earned; the rest buys usual looks. For
+the same reason steps 1, 2, 4, 8, … are looked at whatever that costs.
 
 Nothing is saved up beyond one step: the pause of an evaluation does not buy a row of expensive steps. p is a median,
 because a checkpoint or a garbage collection falls into some steps.
@@ -39,8 +40,8 @@ MOST = 1000
 _KEPT = 9
 """Times of a kind that a median is taken of."""
 
-_PAID_OFF = 256
-"""Steps over which the first look is paid for."""
+_PAYS = 0.25
+"""Share of the allowance that pays debts, if there are any: usual looks are then a third further apart."""
 
 _REVISED = 64
 """Steps after which processes agree anew, once the powers of two below are past."""
@@ -81,8 +82,8 @@ class TimeBudget:
         self.spent, self.run = 0.0, 0.0
         """Seconds that the monitor took, and that the run took without it."""
         self.first, self._last, self._balance = first, 0, 0.0
-        self._set_up, self._rate = 0.0, 0.0
-        """Seconds of the first look that are still to be paid for, and the part of them that a step pays."""
+        self._debt = 0.0
+        """Seconds of unusually long looks that are still to be paid for."""
         self._looks: deque[float] = deque(maxlen=_KEPT)
         self._others: deque[float] = deque(maxlen=_KEPT)
         self._runs: deque[float] = deque(maxlen=_KEPT)
@@ -109,12 +110,16 @@ class TimeBudget:
         """
         self.spent, self.run = self.spent + spent, self.run + run
         self._runs.append(run)
-        if self._rate == 0.0 and looked:
-            self._set_up, self._rate, spent = spent, spent / _PAID_OFF, 0.0
+        if looked and not self._last:
+            self._debt, spent = spent, 0.0
+        elif looked:
+            usual = 2 * median(self._looks) if self._looks else spent
+            self._looks.append(spent)
+            self._debt, spent = self._debt + max(spent - usual, 0.0), min(spent, usual)
         else:
-            (self._looks if looked else self._others).append(spent)
-            paid = min(self._set_up, self._rate)
-            self._set_up, spent = self._set_up - paid, spent + paid
+            self._others.append(spent)
+        paid = min(self._debt, _PAYS * self.allowance)
+        self._debt, spent = self._debt - paid, spent + paid
         if looked:
             if self._last and not self.together:
                 self.interval = step - self._last
