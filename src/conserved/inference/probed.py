@@ -21,10 +21,6 @@ _EACH = 64
 """Candidates that are tried one by one, where all of them together are no symmetry."""
 
 
-_SHRINK = 1 / 16
-"""Factor on all parameters for a second test, at which functions do not saturate."""
-
-
 def with_probed(
     law_set: LawSet,
     program: CapturedProgram,
@@ -95,7 +91,11 @@ def _holding(run: RunProgram, parameters: Mapping[str, Tensor], candidates: list
 
 
 def _leave_outputs(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: list[Symmetry]) -> bool:
-    """Whether outputs stay the same along symmetries, at the given parameters and at smaller ones."""
+    """Whether outputs stay the same along symmetries, at the given parameters and at those divided by their largest."""
     # Far from zero many functions are nearly homogeneous: softplus is its argument there, and erfcx its reciprocal.
-    smaller = {name: value.detach() * _SHRINK for name, value in parameters.items()}
+    smaller = {name: value.detach() / _largest(value) for name, value in parameters.items()}
     return bool(moved(run, parameters, symmetries).holds) and moved(run, smaller, symmetries).holds is not False
+
+
+def _largest(value: Tensor) -> float:
+    return float(value.detach().abs().max()) or 1.0 if value.numel() else 1.0
