@@ -72,8 +72,15 @@ class NoStream:
     def wait_stream(self, other: Any) -> None:
         """Wait for nothing."""
 
-    def record_event(self, event: Any = None) -> None:
-        """Record nothing."""
+    def record_event(self, event: Any = None) -> NoStream:
+        """Return an event that has happened."""
+        return self
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for nothing."""
 
 
 def _accept_processor(owner: type) -> None:
@@ -93,6 +100,11 @@ def _without_cuda(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return value.replace(co_consts=tuple(map(_without_cuda, value.co_consts)))
     return value
+
+
+def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Return a tensor, or an array of its values."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def prepare() -> None:
@@ -116,6 +128,10 @@ def prepare() -> None:
     with contextlib.suppress(ImportError):
         # Routers ask whether Transformer Engine has it, in a module that does not define it without.
         vars(importlib.import_module(CORE + "transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
+    with contextlib.suppress(ImportError):
+        # Sizes of parts come to the host as arrays if they are on a device, and stay tensors otherwise.
+        dispatcher: Any = importlib.import_module(CORE + "transformer.moe.token_dispatcher")
+        dispatcher.maybe_move_tensor_to_cpu = _move_to_host
     tracker: Any = importlib.import_module("megatron.core.tensor_parallel.random").CudaRNGStatesTracker
     tracker.fork = lambda self, name=None: contextlib.nullcontext()
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ parameter, or all processes.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,15 @@ class ParallelGroups:
 def _group(state: Any, name: str, getter: str) -> RankGroup | None:
     """Return a group that older releases may not have, and that some processes are not in."""
     get: Callable[..., Any] | None = getattr(state, getter, None)
-    return None if get is None else RankGroup.of(name, get(check_initialized=False))
+    if get is None:
+        return None
+    if "check_initialized" in inspect.signature(get).parameters:
+        return RankGroup.of(name, get(check_initialized=False))
+    try:
+        return RankGroup.of(name, get())
+    except AssertionError:
+        # Releases before 0.13 assert that there is a group.
+        return None
 
 
 def stage_ranks() -> tuple[int, ...]:
@@ -90,6 +99,35 @@ def is_shared_with_stages(parameter: Tensor) -> bool:
     """Whether a parameter is the table that the first and the last stage of a pipeline share."""
     marked = getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False)
     return bool(marked) and bool(stage_ranks())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTableRanks:
+    """Processes of the two stages that share a table, in the same order."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def shared_table_ranks() -> SharedTableRanks | None:
+    """Return the data-parallel processes that hold this process's part of a shared table, on both stages.
+
+    Returns:
+        None without a pipeline, and on stages between the first and the last.
+    """
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not stage_ranks():
+        return None
+    group = _group(state, "embedding", "get_embedding_group")
+    if group is None or dist.get_rank() not in (group.ranks[0], group.ranks[-1]):
+        return None
+    data = ParallelGroups.current().data
+    here = (dist.get_rank(),) if data is None else data.ranks
+    # Stages are laid out alike: from one stage to the other all ranks differ by the same number.
+    shift = group.ranks[-1] - group.ranks[0]
+    if dist.get_rank() == group.ranks[0]:
+        return SharedTableRanks(here, tuple(rank + shift for rank in here))
+    return SharedTableRanks(tuple(rank - shift for rank in here), here)
 
 
 def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, ParameterLayout]:
