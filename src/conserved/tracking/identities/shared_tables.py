@@ -79,7 +79,8 @@ class SharedTables(StepIdentity):
         self._sums = None
 
     def _compare(self, step: TrainingStep) -> None:
-        assert self._exchange is not None and self._ranks is not None
+        assert self._exchange is not None
+        assert self._ranks is not None
         for rank, number, theirs, _ in self._exchange.arrivals():
             self._steps.setdefault(number, {})[rank] = theirs["sums"]
         for number in sorted(self._steps):
