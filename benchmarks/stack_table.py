@@ -152,6 +152,8 @@ def main() -> None:
         print(f"{name} [{world}]: {status}, {row.get('laws')} laws, {row.get('verdicts')}, {row.get('summary')}")
         if row.get("verdicts") and row["verdicts"][-1] != "verified":
             print(f"    {row['verdict'][:600]}", flush=True)
+        if row.get("state") not in (None, "watching"):
+            print(f"    {row['state'][:300]}", flush=True)
         for error in row["errors"][:1]:
             print(f"    {error}", flush=True)
         for alarm in row["alarms"][:3]:

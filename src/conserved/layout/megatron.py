@@ -135,16 +135,32 @@ def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[
     groups = ParallelGroups.current()
     unmarked = [n for n, p in parameters.items() if not getattr(p, "tensor_model_parallel", False)]
     sharded = _axes_of_checkpoint(model, parameters, unmarked) if groups.tensor is not None else {}
-    owners = _owner_groups(model)
+    owners = _owners(model)
     return {
-        name: _parameter_layout(parameter, _replace_tensor(groups, owners.get(id(parameter))), sharded.get(name))
+        name: _parameter_layout(parameter, groups, owners.get(id(parameter), ParameterOwner()), sharded.get(name))
         for name, parameter in parameters.items()
     }
 
 
-def _parameter_layout(parameter: Tensor, groups: ParallelGroups, axis: int | None) -> ParameterLayout:
-    expert = not getattr(parameter, "allreduce", True)
+@dataclass(frozen=True, slots=True)
+class ParameterOwner:
+    """What the module that owns a parameter says about it."""
+
+    tensor: RankGroup | None = None
+    """The tensor-parallel group that it names; None for one of a single process."""
+    names_group: bool = False
+    expert: bool = False
+
+
+def _parameter_layout(
+    parameter: Tensor, groups: ParallelGroups, owner: ParameterOwner, axis: int | None
+) -> ParameterLayout:
+    # Without expert parallelism, releases mark experts as reduced over all data-parallel processes, which is right
+    # only if experts are cut as everything else is (Megatron-LM #5916). The module knows better.
+    expert = owner.expert or not getattr(parameter, "allreduce", True)
     tensor = groups.expert_tensor if expert else groups.tensor
+    if owner.names_group and (owner.tensor is not None or expert):
+        tensor = owner.tensor
     data = groups.expert_data if expert else groups.data
     cuts: tuple[PieceCut, ...] = ()
     replicated = [data]
@@ -165,28 +181,16 @@ def _parameter_layout(parameter: Tensor, groups: ParallelGroups, axis: int | Non
     )
 
 
-def _owner_groups(model: nn.Module) -> dict[int, RankGroup]:
-    """By identity of a parameter, the tensor-parallel group that the module which owns it names."""
-    groups: dict[int, RankGroup] = {}
+def _owners(model: nn.Module) -> dict[int, ParameterOwner]:
+    """By identity of a parameter, what the module that owns it says about it."""
+    owners: dict[int, ParameterOwner] = {}
     for module in model.modules():
-        handle = vars(module).get("tp_group")
-        group = None if handle is None else RankGroup.of("tensor parallel", handle)
-        if group is not None:
-            groups |= {id(parameter): group for parameter in module.parameters(recurse=False)}
-    return groups
-
-
-def _replace_tensor(groups: ParallelGroups, owner: RankGroup | None) -> ParallelGroups:
-    """Prefer the group that a module names over the global one; experts have one of their own."""
-    if owner is None or owner == groups.tensor:
-        return groups
-    return ParallelGroups(
-        tensor=owner,
-        data=groups.data,
-        expert=groups.expert,
-        expert_tensor=owner if groups.expert_tensor is not None else None,
-        expert_data=groups.expert_data,
-    )
+        handle, expert = vars(module).get("tp_group"), bool(vars(module).get("is_expert", False))
+        if handle is not None or expert:
+            group = None if handle is None else RankGroup.of("tensor parallel", handle)
+            owner = ParameterOwner(group, names_group=handle is not None, expert=expert)
+            owners |= {id(parameter): owner for parameter in module.parameters(recurse=False)}
+    return owners
 
 
 def _axes_of_checkpoint(model: nn.Module, parameters: Mapping[str, Tensor], names: list[str]) -> dict[str, int]:
