@@ -125,6 +125,8 @@ class StepIdentities:
         """The loop has told the monitor of its step."""
         self._ask("after_step")
         self.step.receive()
+        while self.step.remarks:
+            self._boundary.remark(*self.step.remarks.pop())
         self._earned += self._allowance()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False

@@ -53,6 +53,8 @@ class TrainingStep:
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+    """What a reader of the status should know and nobody need be alarmed by: a subject, and a sentence about it."""
     _awaited: list[tuple[int, HostCopy, Decide]] = field(default_factory=list)
 
     @property
@@ -63,6 +65,10 @@ class TrainingStep:
     def report(self, finding: StepFinding) -> None:
         """Keep a finding; it is about the step under way, unless it says another."""
         self.findings.append(finding if finding.step is not None else replace(finding, step=self.number))
+
+    def remark(self, subject: str, text: str) -> None:
+        """Keep a remark for the status of the monitor; a subject is remarked upon once in a run."""
+        self.remarks.append((subject, text))
 
     def read(self, numbers: Tensor, decide: Decide) -> None:
         """Hand numbers to `decide` once they are on the host; nothing waits for a GPU."""
