@@ -58,7 +58,7 @@ class GradientSizes(StepIdentity):
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         rows = [
             (name, p.grad)
-            for name, p in step.model.named_parameters()
+            for name, p in step.structure.parameters.items()
             if id(p) in held and p.grad is not None and is_plain(p.grad)
         ]
         if rows:

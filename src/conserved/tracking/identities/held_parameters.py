@@ -92,7 +92,7 @@ class HeldParameters(StepIdentity):
         step.report(StepFinding(code="not held", tensor=lost[0], others=tuple(lost[1:]), message=message))
 
     def _look_at_groups(self, step: TrainingStep) -> None:
-        own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.model.named_parameters()}
+        own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.structure.parameters.items()}
         registered = set(own)
         own |= {
             id(p): (name, p)

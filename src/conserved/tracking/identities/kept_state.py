@@ -17,7 +17,6 @@ from conserved.tracking.identities.step_identity import (
     TrainingStep,
     grouped_parameters,
     is_plain,
-    named_tensors,
 )
 
 _ENTRIES = 1 << 12
@@ -67,7 +66,7 @@ class KeptState(StepIdentity):
         if not step.thorough:
             return
         self._owners[id(optimizer)] = {id(p) for p in grouped_parameters(optimizer) if optimizer.state.get(p)}
-        rows = list(_tensors(optimizer, named_tensors(step.model, step.optimizers)))
+        rows = list(_tensors(optimizer, step.names()))
         if rows:
             sample = EntrySample.of([t for _, _, t in rows], step.number, _ENTRIES)
             labels = [(name, key) for name, key, _ in rows]
@@ -79,7 +78,7 @@ class KeptState(StepIdentity):
         own = [p for p in grouped_parameters(optimizer) if id(p) in before]
         lost = [p for p in own if not optimizer.state.get(p)]
         if lost and len(lost) < len(own):
-            names = named_tensors(step.model, step.optimizers)
+            names = step.names()
             listed = [names[id(p)] for p in lost]
             step.report(
                 StepFinding(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
@@ -69,12 +69,10 @@ class OutsideWrites(StepIdentity):
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._compare(step)
         self._frozen = None
+        if not step.structure.frozen:
+            return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        frozen = [
-            (name, p)
-            for name, p in step.model.named_parameters()
-            if not p.requires_grad and id(p) in held and _comparable(p)
-        ]
+        frozen = [(name, p) for name, p in step.structure.frozen if id(p) in held and _comparable(p)]
         if frozen:
             sample = EntrySample.of([p for _, p in frozen], step.number)
             self._frozen = ([name for name, _ in frozen], sample, sample.read())
@@ -108,10 +106,8 @@ class OutsideWrites(StepIdentity):
         self._buffers = {}
         counts = {
             name: int(m.num_batches_tracked)
-            for name, m in step.model.named_modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm)
-            and m.num_batches_tracked is not None
-            and on_host(m.num_batches_tracked)
+            for name, m in step.structure.batch_norms
+            if m.num_batches_tracked is not None and on_host(m.num_batches_tracked)
         }
         reset = [name for name, count in counts.items() if count < self._counts.get(name, 0)]
         self._counts = counts
@@ -150,7 +146,7 @@ class OutsideWrites(StepIdentity):
         held = step.held()
         pairs = [
             (name, p)
-            for name, p in step.model.named_parameters()
+            for name, p in step.structure.parameters.items()
             if _comparable(p) and (id(p) in held or not p.requires_grad)
         ]
         if not pairs:

@@ -15,7 +15,7 @@ from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample, join, largest_by_tensor
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, named_tensors
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
 
 _RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far an update may be from the rule's, relative to the largest of its tensor, by type of the weights.
@@ -103,11 +103,10 @@ class UpdateRule(StepIdentity):
         self._groups[id(optimizer)] = [group for group in groups if group is not None]
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        names = named_tensors(step.model, step.optimizers)
         for group in self._groups.pop(id(optimizer), []):
-            self._compare(step, optimizer, group, names)
+            self._compare(step, optimizer, group, step.names())
         if id(optimizer) in self._unmoved:
-            self._look_at_unruled(step, optimizer, names)
+            self._look_at_unruled(step, optimizer, step.names())
 
     def restart(self) -> None:
         self._groups.clear()
