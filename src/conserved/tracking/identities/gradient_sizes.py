@@ -63,7 +63,7 @@ class GradientSizes(StepIdentity):
         ]
         if rows:
             names = [name for name, _ in rows]
-            norms = [torch.linalg.vector_norm(local(gradient.detach())) for _, gradient in rows]
+            norms = torch._foreach_norm([local(gradient) for _, gradient in rows])
             numbers = torch.stack([norm.double().to(norms[0].device) for norm in norms])
             step.read(numbers, lambda arrived: self._judge(names, arrived, step.number))
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
-from conserved.tracking.identities.entry_samples import EntrySample, join, largest_by_tensor
+from conserved.tracking.identities.entry_samples import EntrySample, join
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared
 
 _RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far an update may be from the rule's, relative to the largest of its tensor, by type of the weights.
@@ -200,10 +200,10 @@ class UpdateRule(StepIdentity):
         if any(p.grad is None or not is_plain(p.grad) for p in sample.tensors):
             return
         made = sample.read() - before
-        moved = largest_by_tensor(made, sample)
+        moved = sample.largest(made)
         slope = sample.read([p.grad for p in sample.tensors if p.grad is not None])
-        gradient = largest_by_tensor(slope, sample)
-        spacing = largest_by_tensor(before, sample) * torch.finfo(torch.float32).eps
+        gradient = sample.largest(slope)
+        spacing = sample.largest(before) * torch.finfo(torch.float32).eps
         rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
         # Steps are about the rate, or the rate times the gradient; far above the spacing, either would show.
         visible = (rate * gradient.clamp_max(1.0) > 1e3 * spacing) & (gradient > 0) & gradient.isfinite()
@@ -220,8 +220,7 @@ class UpdateRule(StepIdentity):
 
         step.read((moved == 0) & visible, decide)
         if not step.closure and not any(group.get("maximize") for group in optimizer.param_groups):
-            along = [part.sum() for part in sample.per_tensor(made * slope)]
-            uphill = torch.stack(along) > 0
+            uphill = sample.sums(made * slope) > 0
             step.read(uphill.double(), lambda arrived: self._look_uphill(arrived, own_names, optimizer, step.number))
 
     def _look_uphill(
@@ -260,7 +259,7 @@ def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: i
         for p in options["params"]
         if is_plain(p)
         and p.dtype in _RELATIVE
-        and not p.is_shared()
+        and not is_shared(p)
         and local(p).numel()
         and (closure or (p.grad is not None and is_plain(p.grad)))
     ]
@@ -274,7 +273,7 @@ def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: i
     first = sample.read()
     fresh = torch.tensor([not _has_state(state, rule, options) for state in states], device=device)
     read = {key: _state_entries(sample, states, key, shared=key in rule.shared) for key in rule.keys(options)}
-    counts = torch.stack([torch.as_tensor(state.get("step", 0.0), dtype=torch.float64).to(device) for state in states])
+    counts = _shared_numbers([state.get("step", 0.0) for state in states], device)
     before = GroupEntries(
         theta=first,
         gradient=first,
@@ -295,17 +294,23 @@ def _state_entries(sample: EntrySample, states: Sequence[Mapping[str, Any]], key
     """Return entries of one part of the state; zeros where it is not there yet."""
     device = sample.tensors[0].device
     if shared:
-        values = [torch.as_tensor(state.get(key, 0.0), dtype=torch.float64).to(device) for state in states]
-        return sample.spread(torch.stack(values))
+        return sample.spread(_shared_numbers([state.get(key, 0.0) for state in states], device))
     if all(isinstance(state.get(key), Tensor) for state in states):
         return sample.read([state[key] for state in states])
     parts = []
     for index, state in enumerate(states):
-        own = EntrySample((sample.tensors[index],), (sample.strides[index],), (sample.sizes[index],), sample.number)
+        own = sample.part([index])
         value = state.get(key)
         absent = torch.zeros(sample.sizes[index], dtype=torch.float64, device=device)
         parts.append(own.read([value]) if isinstance(value, Tensor) else absent)
     return join(parts)
+
+
+def _shared_numbers(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Return one number of each tensor's state as a vector."""
+    if all(isinstance(value, Tensor) and value.dtype == torch.float32 and value.ndim == 0 for value in values):
+        return torch.stack(list(values)).to(device=device, dtype=torch.float64)
+    return torch.stack([torch.as_tensor(value, dtype=torch.float64).to(device) for value in values])
 
 
 def _number(value: Any) -> Any:
@@ -333,12 +338,7 @@ def _only_with_gradient(group: _Group) -> _Group:
         parts = whole.per_tensor(entries)
         return torch.cat([parts[i] for i in kept]) if kept else entries[:0]
 
-    sample = EntrySample(
-        tuple(whole.tensors[i] for i in kept),
-        tuple(whole.strides[i] for i in kept),
-        tuple(whole.sizes[i] for i in kept),
-        whole.number,
-    )
+    sample = whole.part(kept)
     old = group.before
     before = GroupEntries(
         theta=narrow(old.theta),
@@ -361,21 +361,16 @@ def _evidence(sample: EntrySample, before: Tensor, after: Tensor, expected: Tens
     eps = torch.tensor([torch.finfo(p.dtype).eps for p in sample.tensors], dtype=torch.float64, device=before.device)
     relative = torch.tensor([_RELATIVE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device)
     wanted, made = expected - before, after - before
-    largest = largest_by_tensor(wanted, sample)
+    largest = sample.largest(wanted)
     spacing = sample.spread(eps) * torch.maximum(before.abs(), expected.abs())
     tolerance = _SPACINGS * spacing + sample.spread(relative * largest)
     excess = ((after - expected).abs() / tolerance.clamp_min(1e-300)).nan_to_num(0.0, 0.0, 0.0)
     # Entries whose expected update rounds to another stored value for sure.
     driven = (wanted.abs() > spacing).double()
     moved, asked = (made != 0).double(), ((wanted != 0) & (before != 0)).double()
-    parts = (moved * driven, driven, made * wanted, wanted.square(), moved * asked, asked)
-    totals = [_sum_by_tensor(part, sample) for part in parts]
+    totals = sample.sums(torch.stack((moved * driven, driven, made * wanted, wanted.square(), moved * asked, asked)))
     ratio = totals[2] / totals[3].clamp_min(1e-300)
-    return torch.stack((largest_by_tensor(excess, sample), totals[0], totals[1], ratio, largest, *totals[4:]), -1)
-
-
-def _sum_by_tensor(entries: Tensor, sample: EntrySample) -> Tensor:
-    return torch.stack([part.sum() for part in sample.per_tensor(entries)])
+    return torch.stack((sample.largest(excess), totals[0], totals[1], ratio, largest, *totals[4:]), -1)
 
 
 def _judge(numbers: Tensor, names: Sequence[str], rule: str) -> Iterator[StepFinding]:
