@@ -119,9 +119,23 @@ def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
             f"The account closes: in all {run.steps:,} steps and {run.laws:,} laws what is neither first nor second "
             f"order is at most {numeral(excess)} of what rounding explains."
         )
+    account += _attention_precision(run)
     if not trouble:
         return Status.VERIFIED, account
     return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}. {account}"
+
+
+def _attention_precision(run: Digest) -> str:
+    """Say in how many audited steps attention's gradients were mostly rounding; nothing if in none."""
+    share = [value for value in run.readings.get("audit/mostly_rounding", ()) if math.isfinite(value)]
+    high = [value for value in share if value > 0]
+    if not high:
+        return ""
+    return (
+        f" Attention in half precision: in {len(high):,} of {len(share):,} audited steps the gradients of up to "
+        f"{max(high):.0%} of its heads were mostly rounding of the kernel, not a wrong backward pass; "
+        "conserved.attention.centered mends it."
+    )
 
 
 def _peak(steps: Sequence[FamilyStep]) -> float:
