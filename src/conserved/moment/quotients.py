@@ -52,14 +52,14 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
 
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))
     programs, places = _programs(sizes, device)
-    found = torch.empty(int(places[-1]), device=device)
+    out = torch.empty(int(places[-1]), device=device)
     table = sent(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
-    with torch.cuda.device_of(found):
+    with torch.cuda.device_of(out):
         if programs.shape[0]:
             kernels.root_quotients[(programs.shape[0],)](
                 programs,
                 table,
-                found,
+                out,
                 len(tops),
                 shift,
                 A=kernels.TYPES[tops[0].dtype],
@@ -68,9 +68,7 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
                 BLOCKS=_BLOCKS,
                 ALIGNED=tensors.aligned,
             )
-    return [
-        found[begin : begin + one.numel()].view(one.shape) for begin, one in zip(places.tolist(), tops, strict=False)
-    ]
+    return [out[begin : begin + top.numel()].view(top.shape) for begin, top in zip(places.tolist(), tops, strict=False)]
 
 
 @lru_cache(maxsize=64)
