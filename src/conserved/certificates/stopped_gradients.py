@@ -68,12 +68,12 @@ class _Marking(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return self._written(func, args, kwargs, stopped)
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if not stopped and func is not torch.ops.aten.detach.default:
-            return found
+            return result
         given: set[int] = set()
         tree_map(lambda value: given.add(_home(value)) if isinstance(value, Tensor) else None, (args, kwargs))
-        return tree_map(lambda value: self._marked(value, given, stopped) if _real(value) else value, found)
+        return tree_map(lambda value: self._marked(value, given, stopped) if _real(value) else value, result)
 
     def _marked(self, value: Tensor, given: set[int], stopped: bool) -> Tensor:
         home = _home(value)
@@ -144,9 +144,9 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
     with torch.enable_grad(), written_out():
         output = function(theta.detach().clone().requires_grad_(), x)
     seen: set[Any] = set()
-    left = [output.grad_fn]
-    while left:
-        node = left.pop()
+    pending = [output.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -157,7 +157,7 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
                 "a backward hook of a module). A certificate is about derivatives of what is computed; write it with "
                 "operators of PyTorch."
             )
-        left += [after for after, _ in node.next_functions]
+        pending += [after for after, _ in node.next_functions]
 
 
 def refuse_hooks(parameters: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ class CapturedProgram:
 
     def restrict(self, live: Sequence[int]) -> None:
         """Name the operations that the outputs depend on; `is_read` looks at these only."""
-        self._read_values = {number for place in live for number in self.operations[place].inputs()}
+        self._read_values = {number for index in live for number in self.operations[index].inputs()}
         self._read_values.update(self.outputs)
 
     def is_read(self, value: int) -> bool:
@@ -144,9 +144,9 @@ class _Storage:
 
 def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
     """The trained parameters that have entries in common with others, or with themselves: a step moves these twice."""
-    trained = {name: one.detach() for name, one in parameters.items() if one.requires_grad}
+    trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
     among = overlapping(trained)
-    return [name for name, one in trained.items() if name in among or overlaps_itself(one)]
+    return [name for name, parameter in trained.items() if name in among or overlaps_itself(parameter)]
 
 
 def has_hooks(parameter: Tensor) -> bool:
@@ -358,17 +358,17 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _read(self, tensor: Tensor) -> ValueRef:
-        found = self._numbers.get(tensor)
+        result = self._numbers.get(tensor)
         key = _storage(tensor)
         store = self._storages.get(key) if key is not None else None
-        if found is None:
+        if result is None:
             if store is not None:
                 return ValueRef(self._again(tensor, store))
             number = self._new(tensor)
             if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
                 self.program.values[number].constant = tensor.detach().cpu()
             return ValueRef(number)
-        number, writes = found
+        number, writes = result
         if store is not None and store.writes != writes:
             return ValueRef(self._again(tensor, store))
         return ValueRef(number)
@@ -446,9 +446,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     if schema is None or not schema.is_mutable:
         return []
     result = []
-    for place, argument in enumerate(schema.arguments):
+    for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = kwargs.get(argument.name) if argument.kwarg_only else (args[place] if place < len(args) else None)
+            given = kwargs.get(argument.name) if argument.kwarg_only else (args[index] if index < len(args) else None)
             result += [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
     return result
 
@@ -563,7 +563,7 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
     counters by which autograd notices writes stay as they were: the values that graphs saved are there again.
     """
     buffers = [buffer for buffer in model.buffers() if not buffer.is_meta] if model is not None else []
-    kept = [buffer.detach().clone() for buffer in buffers]
+    copies = [buffer.detach().clone() for buffer in buffers]
     counted = [buffer for buffer in buffers if not buffer.is_inference()]
     try:
         with (
@@ -576,11 +576,11 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
             try:
                 yield
             finally:
-                for buffer, value in zip(buffers, kept, strict=True):
+                for buffer, value in zip(buffers, copies, strict=True):
                     if not _unchanged(buffer, value):
                         buffer.data.copy_(value)
     finally:
-        del kept
+        del copies
 
 
 def _unchanged(buffer: Tensor, value: Tensor) -> bool:

@@ -123,19 +123,19 @@ def _contracted(
     if kind not in ("aten::mm", "aten::bmm", "aten::addmm"):
         return
     left, right = operation.args[-2:]
-    mine, other = (left, right) if _holds(left, name, field) else (right, left)
+    own, other = (left, right) if _holds(left, name, field) else (right, left)
     numbers = field.of(other)
-    if numbers is None or not numbers.size or not _holds(mine, name, field) or operation.kwargs:
+    if numbers is None or not numbers.size or not _holds(own, name, field) or operation.kwargs:
         return
-    entries = field.entries[mine.value][1]
+    entries = field.entries[own.value][1]
     data = numbers
-    if mine is right:
+    if own is right:
         entries, data = np.swapaxes(entries, -1, -2), np.swapaxes(data, -1, -2)
     # Now outputs × inputs for the parameter, inputs × places for the data.
     bias = ""
     if kind == "aten::addmm" and isinstance(operation.args[0], ValueRef) and operation.args[0].value in field.entries:
         bias, index = field.entries[operation.args[0].value]
-        if single.get(bias) is not operation or index.ndim != 1 or mine is left or index.size != entries.shape[0]:
+        if single.get(bias) is not operation or index.ndim != 1 or own is left or index.size != entries.shape[0]:
             bias = ""
     if entries.ndim == 2:
         yield ParameterUse(name, entries, _rows(np.swapaxes(data, 1, 2)), bias)
@@ -149,7 +149,7 @@ def _contracted(
 
 def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
     """Yield a convolution as a map of channels, with an output for every place of its kernel."""
-    data, weight, transposed, groups = (operation.args[place] for place in (0, 1, 6, 8))
+    data, weight, transposed, groups = (operation.args[index] for index in (0, 1, 6, 8))
     numbers = field.of(data)
     if numbers is None or not numbers.size or transposed or groups != 1 or not _holds(weight, name, field):
         return
@@ -160,11 +160,11 @@ def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator
 def _gained(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
     """Entries of a gain that only multiply zeros, as maps of one input each."""
     left, right = operation.args[:2]
-    mine, other = (left, right) if _holds(left, name, field) else (right, left)
+    own, other = (left, right) if _holds(left, name, field) else (right, left)
     numbers = field.of(other)
-    if numbers is None or not _holds(mine, name, field):
+    if numbers is None or not _holds(own, name, field):
         return
-    entries = field.entries[mine.value][1]
+    entries = field.entries[own.value][1]
     count = max(entries.ndim, numbers.ndim - 1)
     spread = np.broadcast_arrays(
         entries.reshape((1,) * (count - entries.ndim) + entries.shape),
@@ -196,9 +196,9 @@ def _relations(use: ParameterUse) -> list[list[Fraction]]:
 def _legs(use: ParameterUse, relation: list[Fraction], shape: tuple[int, ...]) -> tuple[Leg, ...]:
     """Return a leg for every coefficient: the entries of the map that it multiplies, a column for each output."""
     groups: dict[Fraction, list[int]] = {}
-    for place, number in enumerate(relation[: use.entries.shape[1]]):
+    for index, number in enumerate(relation[: use.entries.shape[1]]):
         if number:
-            groups.setdefault(number, []).append(place)
+            groups.setdefault(number, []).append(index)
     legs = []
     for number, places in groups.items():
         view = _view(use.name, shape, use.entries[:, places].T - 1)

@@ -63,7 +63,7 @@ def moved(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequenc
         there = symmetry.act(there, element)
         half = _first_leg(symmetry).act(half, element)
     before = run(start, seed)
-    precision = max((torch.finfo(one.dtype).eps for one in before), default=1e-7)
+    precision = max((torch.finfo(tensor.dtype).eps for tensor in before), default=1e-7)
     return Moved(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
 
 

@@ -51,14 +51,14 @@ class ShiftSpace:
 
     def __init__(self, regions: Sequence[Region], shifts: Solution) -> None:
         self.fields: list[tuple[int, int, Field]] = [
-            (number, place, one)
+            (number, index, shift)
             for number, region in enumerate(regions)
-            for place, one in enumerate(region.type.shifts)
-            if not shifts.still(one.atoms.reshape(-1)).all()
+            for index, shift in enumerate(region.type.shifts)
+            if not shifts.still(shift.atoms.reshape(-1)).all()
         ]
-        self.sizes = [one.atoms.size for _, _, one in self.fields]
+        self.sizes = [shift.atoms.size for _, _, shift in self.fields]
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        blocks = [shifts.rows(one.atoms.reshape(-1)) * float(one.weight) for _, _, one in self.fields]
+        blocks = [shifts.rows(shift.atoms.reshape(-1)) * float(shift.weight) for _, _, shift in self.fields]
         space = sparse.vstack(blocks).tocsc() if blocks else sparse.csc_matrix((0, 0))
         space.eliminate_zeros()
         space = space[:, np.flatnonzero(np.diff(space.indptr))]
@@ -77,14 +77,14 @@ class ShiftSpace:
                 common = set(self.fields[a][2].dims) & set(self.fields[b][2].dims)
                 family = []
                 for number, weight in ((a, 1.0), (b, -1.0)):
-                    one = self.fields[number][2]
-                    outside = {n for n, dim in enumerate(one.dims) if dim not in common}
+                    shift = self.fields[number][2]
+                    outside = {n for n, dim in enumerate(shift.dims) if dim not in common}
                     unit = next(
                         u
                         for u in self._units(number)
-                        if u.rows >= {one.dims[n] for n in outside}
+                        if u.rows >= {shift.dims[n] for n in outside}
                         and u.size
-                        == int(np.prod([one.atoms.shape[n] for n in range(len(one.dims)) if n not in outside]))
+                        == int(np.prod([shift.atoms.shape[n] for n in range(len(shift.dims)) if n not in outside]))
                     )
                     family.append((unit, weight))
                 self._holds(family)
@@ -92,8 +92,8 @@ class ShiftSpace:
     def sums_along(self, region: int, axis: int) -> list[tuple[Unit, float]] | None:
         """Return the sums of a region along one axis as a family, if they are free."""
         wide = {d for d, chosen in enumerate(self.regions[region].sets) if chosen.size > 1}
-        for number, (mine, _, one) in enumerate(self.fields):
-            if mine == region and set(one.dims) == wide - {axis}:
+        for number, (region_number, _, shift) in enumerate(self.fields):
+            if region_number == region and set(shift.dims) == wide - {axis}:
                 family = [(next(self._units(number)), 1.0)]
                 return family if self._inside(family) else None
         return None
@@ -124,27 +124,29 @@ class ShiftSpace:
 
     def _units(self, number: int) -> Iterator[Unit]:
         """Sums of a field's entries along sets of its axes, those along most axes last."""
-        region, place, one = self.fields[number]
-        shape = one.atoms.shape
-        index = np.arange(one.atoms.size).reshape(shape)
+        region, position, shift = self.fields[number]
+        shape = shift.atoms.shape
+        index = np.arange(shift.atoms.size).reshape(shape)
         outside = {
             d
             for d in range(len(self.regions[region].sets))
-            if d not in one.dims and self.regions[region].sets[d].size > 1
+            if d not in shift.dims and self.regions[region].sets[d].size > 1
         }
         for count in range(len(shape) + 1):
             for summed in combinations(range(len(shape)), count):
-                kept = [n for n in range(len(shape)) if n not in summed]
-                places = index.transpose([*kept, *summed]).reshape(int(np.prod([shape[n] for n in kept])), -1)
-                yield Unit(region, place, outside | {one.dims[n] for n in summed}, places, int(self.starts[number]))
-        if outside or len(shape) < 2 or one.atoms.size > PARTS:
+                remaining = [n for n in range(len(shape)) if n not in summed]
+                places = index.transpose([*remaining, *summed]).reshape(int(np.prod([shape[n] for n in remaining])), -1)
+                yield Unit(
+                    region, position, outside | {shift.dims[n] for n in summed}, places, int(self.starts[number])
+                )
+        if outside or len(shape) < 2 or shift.atoms.size > PARTS:
             return
         # The first place along an axis and the others, as a class token and the patches that follow it.
-        for n, dim in enumerate(one.dims):
+        for n, dim in enumerate(shift.dims):
             for first, last in ((0, 1), (1, shape[n])):
                 part = np.moveaxis(index, n, -1)[..., first:last]
                 places = part.reshape(-1, last - first)
-                yield Unit(region, place, {dim}, places, int(self.starts[number]), (dim, first, last))
+                yield Unit(region, position, {dim}, places, int(self.starts[number]), (dim, first, last))
 
     def _vectors(self, family: Sequence[tuple[Unit, float]]) -> sparse.csc_matrix:
         rows, columns, values = [], [], []

@@ -111,29 +111,29 @@ def single_process_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _copy_hooks(module: nn.Module, found: nn.Module) -> None:
+def _copy_hooks(module: nn.Module, copy: nn.Module) -> None:
     """Give a copy the hooks of a module that are not those of torch.distributed."""
     for name in _HOOKS:
-        kept = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_torch(hook))
-        setattr(found, name, kept)
+        hooks = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_torch(hook))
+        setattr(copy, name, hooks)
     for name in _WITH_KWARGS:
-        setattr(found, name, OrderedDict(getattr(module, name)))
+        setattr(copy, name, OrderedDict(getattr(module, name)))
 
 
 def _copy_forward(module: nn.Module, made: dict[int, nn.Module]) -> None:
     """Give a copy the forward of its own that a module has, bound to the copy, or its class's."""
-    found, forward = made[id(module)], vars(module).get("forward")
-    if forward is None or isinstance(found, StandInWrapper):
+    copy_, forward = made[id(module)], vars(module).get("forward")
+    if forward is None or isinstance(copy_, StandInWrapper):
         return
-    vars(found).pop("forward", None)
-    if "_hf_hook" in vars(found):
+    vars(copy_).pop("forward", None)
+    if "_hf_hook" in vars(copy_):
         # Accelerate puts a forward of its own in the place of the class's, which fetches weights from elsewhere.
         for name in ("_hf_hook", "_old_forward"):
-            vars(found).pop(name, None)
+            vars(copy_).pop(name, None)
     elif not _moves_tensors(forward):
-        vars(found)["forward"] = _bound_again(forward, made, 0)
+        vars(copy_)["forward"] = _bound_again(forward, made, 0)
     elif (inner := _inner_method(forward, module)) is not None:
-        vars(found)["forward"] = _bound_again(inner, made, 0)
+        vars(copy_)["forward"] = _bound_again(inner, made, 0)
 
 
 def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -183,8 +183,8 @@ def _moves_tensors(function: Any, depth: int = 0) -> bool:
         if callable(part) and depth < _DEEPEST and _moves_tensors(part, depth + 1):
             return True
         held = getattr(part, "__dict__", {}).values() if not isinstance(part, FunctionType) else ()
-        flat = [one for value in held for one in (value.values() if isinstance(value, dict) else (value,))]
-        if any(isinstance(one, DeviceMesh | dist.ProcessGroup) for one in flat):
+        flat = [value_ for value in held for value_ in (value.values() if isinstance(value, dict) else (value,))]
+        if any(isinstance(value_, DeviceMesh | dist.ProcessGroup) for value_ in flat):
             return True
     return False
 

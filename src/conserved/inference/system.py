@@ -164,18 +164,18 @@ class LinearSystem:
             ones = reduced.indptr[:-1][length == 1]
             twos = reduced.indptr[:-1][length == 2]
             a, b = reduced.data[twos], reduced.data[twos + 1]
-            found = ones.size
+            result = ones.size
             zero = stands[1 + reduced.indices[ones]]
             self.sets.join(zero, np.zeros_like(zero), 1)
             for sign_of_pair in (1, -1):
                 chosen = twos[a == -sign_of_pair * b]
-                found += chosen.size
+                result += chosen.size
                 left, right = (stands[1 + reduced.indices[chosen + n]] for n in (0, 1))
                 torn = self.sets.join(left, right, sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
             if joined:
-                found += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
-            if not found:
+                result += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
+            if not result:
                 return group, sign, reduced
             rest = np.zeros(count, dtype=bool)
             rest[length > 1] = True
@@ -193,8 +193,8 @@ class LinearSystem:
             rows: All equations, their variables in ascending order.
             starts: Where in them the equations of three terms begin.
         """
-        place = starts[:, None] + np.arange(3)
-        weights, variables = rows.data[place], rows.indices[place].astype(np.int64)
+        index = starts[:, None] + np.arange(3)
+        weights, variables = rows.data[index], rows.indices[index].astype(np.int64)
         plain = np.flatnonzero((np.abs(weights) == np.abs(weights[:, :1])).all(1))
         signs, variables = np.sign(weights[plain]), variables[plain]
         result = 0
@@ -210,8 +210,8 @@ class LinearSystem:
             for sign_of_pair, chosen in ((1, same & (left != right)), (-1, ~same)):
                 pairs = np.unique(left[chosen] * rows.shape[1] + right[chosen])
                 result += pairs.size
-                one, other = np.divmod(pairs, rows.shape[1])
-                torn = self.sets.join(stands[1 + one], stands[1 + other], sign_of_pair)
+                item, other = np.divmod(pairs, rows.shape[1])
+                torn = self.sets.join(stands[1 + item], stands[1 + other], sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
         return result
 
@@ -225,9 +225,9 @@ def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, in
     for batch in batches:
         scale = lcm(*(weight.denominator for weight in batch.weights))
         size = batch.atoms[0].size
-        place = np.arange(start, start + size)
+        index = np.arange(start, start + size)
         for weight, atoms in zip(batch.weights, batch.atoms, strict=True):
-            rows.append(place)
+            rows.append(index)
             columns.append(atoms)
             values.append(np.full(size, int(weight * scale), dtype=np.int64))
         start += size
@@ -258,15 +258,15 @@ def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
     """Return each equation once, up to a factor."""
     rows.sort_indices()
     lengths = np.diff(rows.indptr)
-    kept = []
+    numbers_of_first = []
     for length in np.unique(lengths[lengths > 0]):
         numbers = np.flatnonzero(lengths == length)
-        place = rows.indptr[numbers][:, None] + np.arange(length)
-        values = rows.data[place]
+        index = rows.indptr[numbers][:, None] + np.arange(length)
+        values = rows.data[index]
         values //= np.gcd.reduce(values, axis=1)[:, None] * np.sign(values[:, :1])
-        _, first = np.unique(np.concatenate([rows.indices[place], values], axis=1), axis=0, return_index=True)
-        kept.append(numbers[first])
-    return rows[np.sort(np.concatenate(kept))] if kept else rows[:0]
+        _, first = np.unique(np.concatenate([rows.indices[index], values], axis=1), axis=0, return_index=True)
+        numbers_of_first.append(numbers[first])
+    return rows[np.sort(np.concatenate(numbers_of_first))] if numbers_of_first else rows[:0]
 
 
 def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
@@ -376,25 +376,25 @@ def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
     reduced = (equations @ expand).tocsr()
     reduced.data = np.round(reduced.data * 5040) / 5040
     reduced.eliminate_zeros()
-    kept: dict[bytes, tuple[Equation, float]] = {}
+    retained: dict[bytes, tuple[Equation, float]] = {}
     for number in np.flatnonzero(np.diff(reduced.indptr)):
         start, stop = reduced.indptr[number], reduced.indptr[number + 1]
         indices, data = reduced.indices[start:stop], reduced.data[start:stop]
         order = np.argsort(indices)
         indices, data = indices[order], data[order] / data[order][0]
         key = indices.tobytes() + data.tobytes()
-        former = kept.get(key)
+        former = retained.get(key)
         if former is None:
             row = {
                 int(v): _whole(Fraction(float(c)).limit_denominator(5040)) for v, c in zip(indices, data, strict=True)
             }
-            kept[key] = (row, float(epsilon[number]))
+            retained[key] = (row, float(epsilon[number]))
         elif former[1] < epsilon[number]:
-            kept[key] = (former[0], float(epsilon[number]))
+            retained[key] = (former[0], float(epsilon[number]))
     size = expand.shape[1]
     soft = np.zeros(size)
     solved: list[tuple[int, Equation]] = []
-    pending = sorted(kept.values(), key=lambda item: len(item[0]))
+    pending = sorted(retained.values(), key=lambda item: len(item[0]))
     pivots: dict[int, Equation] = {}
     for row, eps in pending:
         row = dict(row)
