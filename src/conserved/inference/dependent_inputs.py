@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from conserved.inference.capture import Operation, ValueRef
+from conserved.inference.echelon import Echelon, Row
+from conserved.inference.engine import fraction
 from conserved.inference.random_field import DRAWS, LARGEST, FieldProgram, null_space
 from conserved.inference.rules import base_name
 from conserved.inference.typing import Typing
@@ -70,27 +72,27 @@ def dependent_inputs(typing: Typing, known: Sequence[Symmetry]) -> list[Symmetry
 
 
 class _Span:
-    """The linear laws so far, as an orthonormal basis over all entries of all parameters."""
+    """The span of the linear laws so far, over all entries of all parameters."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
-        self.start = {name: int(start) for name, start in zip(sizes, starts, strict=False)}
-        self.basis = np.zeros((0, int(starts[-1])))
+        self._start = {name: int(start) for name, start in zip(sizes, starts, strict=False)}
+        self._echelon = Echelon()
 
     def add(self, legs: Sequence[Leg]) -> bool:
-        """Add the numbers of a law; whether one of them was new."""
-        vectors = np.zeros((legs[0].view.m, self.basis.shape[1]))
+        """Add the numbers of a law; return whether one of them was new."""
+        vectors: list[Row] = [{} for _ in range(legs[0].view.m)]
         for leg in legs:
             view = leg.view
+            degree = fraction(leg.degree) or Fraction(leg.degree)
             entries = view.matrix(torch.arange(int(np.prod(view.shape)), device="cpu").reshape(view.shape)).numpy()
-            for row in entries:
-                vectors[np.arange(row.size), self.start[view.parameter] + row] += float(leg.degree)
-        rest = vectors - vectors @ self.basis.T @ self.basis
-        new = np.linalg.norm(rest, axis=1) > 1e-9 * np.linalg.norm(vectors, axis=1)
-        if new.any():
-            orthogonal, triangle = np.linalg.qr(rest.T)
-            self.basis = np.concatenate([self.basis, orthogonal.T[np.abs(np.diag(triangle)) > 1e-9]])
-        return bool(new.any())
+            for vector, column in zip(vectors, (self._start[view.parameter] + entries.T).tolist(), strict=True):
+                for entry in column:
+                    vector[entry] = vector.get(entry, 0) + degree
+        before = self._echelon.rank
+        for vector in vectors:
+            self._echelon.add({entry: value for entry, value in vector.items() if value})
+        return self._echelon.rank > before
 
 
 def _uses(typing: Typing, field: FieldProgram) -> Iterator[ParameterUse]:

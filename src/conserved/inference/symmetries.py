@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conserved.inference.echelon import Echelon, Row
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
@@ -188,21 +189,13 @@ class Assembly:
         column = classes.indices[classes.indptr[single]]
         turned = self.orientation[atoms] * classes.data[classes.indptr[single]] * self.charges.sign[atoms]
         chosen = np.flatnonzero(member >= 0)
-        coordinates: list[dict[int, float]] = [{} for _ in diagonal]
+        coordinates: list[Row] = [{} for _ in diagonal]
         for m, c, t in zip(member[chosen].tolist(), column[chosen].tolist(), turned[chosen].tolist(), strict=True):
-            coordinates[m][c] = t
-        pivots: dict[int, dict[int, float]] = {}
+            coordinates[m][c] = round(t)
+        echelon = Echelon()
         for vector in coordinates:
-            for pivot in [c for c in vector if c in pivots]:
-                factor = vector.get(pivot, 0.0)
-                if factor:
-                    for other, weight in pivots[pivot].items():
-                        vector[other] = vector.get(other, 0.0) - factor * weight
-            vector = {c: v for c, v in vector.items() if abs(v) > 1e-9}
-            if vector:
-                pivot = min(vector)
-                pivots[pivot] = {c: v / vector[pivot] for c, v in vector.items()}
-        return np.array(sorted(pivots), dtype=np.int64)
+            echelon.add(vector, min)
+        return np.array(sorted(echelon.expressions), dtype=np.int64)
 
     def _footprint(self, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
         """For every free charge the places of parameters that it scales: charge, factor, place, power.

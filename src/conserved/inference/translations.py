@@ -31,14 +31,15 @@ class Translations:
         for family in space.families():
             try:
                 legs = tuple(
-                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), simple(weight))
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), simple(float(weight)))
                     for unit, weight in family
                 )
             except UnviewableError as problem:
                 self.unviewable.append(str(problem))
                 continue
             parts = [
-                LegPart(self.regions[unit.region], unit.field, simple(weight), unit.places) for unit, weight in family
+                LegPart(self.regions[unit.region], unit.field, simple(float(weight)), unit.places)
+                for unit, weight in family
             ]
             result.append(FoundSymmetry(Translation(), legs, parts).signed())
         for alike in space.rest():
