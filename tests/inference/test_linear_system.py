@@ -75,10 +75,10 @@ def test_sums_over_positions(joined: bool) -> None:
 
 def test_sums_over_positions_are_merged_and_not_eliminated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one equation for each position, layer and feature, one for each position and layer is left at most."""
-    from conserved.inference import system
+    from conserved.inference import echelon, system
 
     eliminated: list[int] = []
-    eliminate = system.eliminate
+    eliminate = echelon.eliminate
 
     def counted(rows):  # type: ignore[no-untyped-def]
         eliminated.append(len(rows))
