@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
+from conserved._torch_compat import tree_flatten, tree_map
 from conserved.certificates.arithmetic import Array, Floats
 from conserved.certificates.certificate import Certificate, Progress, claim, examine, verdict_of
 from conserved.certificates.chosen_brackets import choose

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from conserved._torch_compat import TorchDispatchMode, storage_key, tree_leaves, tree_map
 from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 from conserved.inference.capture import has_hooks
 from conserved.inference.gradient_accumulators import held_elsewhere
@@ -106,7 +105,7 @@ class _Marking(TorchDispatchMode):
 
 def _home(value: Tensor) -> int:
     """Return which storage a tensor lies in."""
-    return value.untyped_storage()._cdata
+    return storage_key(value)
 
 
 def _real(value: Any) -> bool:

@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from conserved._torch_compat import (
+    core_aten_decompositions,
+    traced_with_fake_tensors,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+)
 from conserved.certificates.builder import Builder, NodeRef, NoRuleError, positions
 from conserved.certificates.operators import MOVES, RULES, WRITES
 from conserved.certificates.program import MalformedError, Program
@@ -48,7 +51,7 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
 
     inputs = [leaves[i] for i in tensors]
     # One mode for the shapes of all values: without it, one is made for every value of the graph.
-    with written_out(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+    with written_out(), traced_with_fake_tensors():
         try:
             decomposed = make_fx(call, decomposition_table=core_aten_decompositions_used())(theta, *inputs)
             # Decompositions write in place, so mutations are removed after them.

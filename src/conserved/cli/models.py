@@ -170,7 +170,8 @@ def call_of(
     """Arguments to call a model with, drawn as --inputs says, in the model's own precision and place."""
     import torch
     from torch import Tensor
-    from torch.utils._pytree import tree_map_only
+
+    from conserved._torch_compat import tree_map_only
 
     drawn, generator = inputs_of(target, words), torch.Generator().manual_seed(seed)
     x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
 from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import parameters_of, tree_map
 from conserved.errors import InvalidInputError
 from conserved.laws.shared_memory import memory_of, overlapping, tensors_of
 
@@ -200,7 +200,7 @@ def _module(
     places: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
     for path, part in model.named_modules():
-        for attribute, parameter in part._parameters.items():
+        for attribute, parameter in parameters_of(part).items():
             if parameter is None or not parameter.requires_grad or not parameter.numel():
                 continue
             if (id(part), attribute) not in seen:

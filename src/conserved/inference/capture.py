@@ -17,15 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from conserved._torch_compat import (
+    TorchDispatchMode,
+    disable_dynamo,
+    preserve_version_counter,
+    storage_key,
+    tree_flatten,
+    tree_map_only,
+    without_mkldnn,
+)
 from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks
@@ -251,7 +256,7 @@ class Recorder(TorchDispatchMode):
         self._evaluate(operation, results)
         return out
 
-    _record_uncompiled = _disable_dynamo(_record)
+    _record_uncompiled = disable_dynamo(_record)
 
     def _follow_collective(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow a collective without communicating; in a group of one process it is a copy."""
@@ -461,7 +466,7 @@ def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 def _storage(tensor: Tensor) -> int | None:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return storage_key(tensor)
     except (NotImplementedError, RuntimeError):
         return None
 
@@ -545,17 +550,6 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_mkldnn() -> Iterator[None]:
-    """`torch.backends.mkldnn.flags` would warn of TF32 where there is no such device."""
-    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-@contextlib.contextmanager
 def _undisturbed(model: nn.Module | None) -> Iterator[None]:
     """Buffers and random numbers as they were before, also for a graph that is alive and will be differentiated.
 
@@ -572,7 +566,7 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
         ):
             for buffer in counted:
                 # One by one: torch before 2.7 takes no tuple.
-                counters.enter_context(_unsafe_preserve_version_counter(buffer))
+                counters.enter_context(preserve_version_counter(buffer))
             try:
                 yield
             finally:
@@ -637,7 +631,7 @@ def capture(
         _undisturbed(model),
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
-        _without_mkldnn(),
+        without_mkldnn(),
         _watched(recorder, model),
         recorder,
         _Reads(recorder),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from conserved._torch_compat import TorchDispatchMode
 
 NEARLY_ZERO = 1e-200
 """Stands for zero: batch norms refuse an ε of zero, and no sum in float64 sees this one."""

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from conserved._torch_compat import children_of, dispatch_modes, in_function_transform, tree_leaves, tree_map_only
 from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExampleError
@@ -127,7 +126,7 @@ class FirstCall:
             return
         self._searched = True
         for wrapper in gc.get_objects():
-            if type(wrapper).__name__ == "OptimizedModule" and wrapper._modules.get("_orig_mod") is called:
+            if type(wrapper).__name__ == "OptimizedModule" and children_of(wrapper).get("_orig_mod") is called:
                 self._undo.append(wrapper.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True).remove)
 
     @property
@@ -201,7 +200,7 @@ class FirstCallsOfParts(FirstCall):
 
 def _transformed() -> bool:
     """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return in_function_transform()
 
 
 def _same(tensor: Tensor) -> Tensor:

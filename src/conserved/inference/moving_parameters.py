@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten
 
+from conserved._torch_compat import tree_flatten
 from conserved.symmetry import Leg, Symmetry, whole
 
 RunProgram = Callable[[Mapping[str, Tensor], int], list[Tensor]]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+
+from conserved._torch_compat import tree_flatten
 
 ASIDE = (
     "past_key_values",

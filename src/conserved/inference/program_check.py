@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import tree_map
 from conserved.inference.capture import CHECKPOINT, CapturedProgram
 from conserved.inference.double_precision import in_double_precision, widened
 from conserved.inference.epsilon_removal import WithoutEpsilon
@@ -385,7 +386,7 @@ def _distance(before: Tensor, after: Tensor) -> float:
 
 def widened_tree(inputs: Any) -> Any:
     """Inputs with all floating-point tensors in float64, and none that records gradients."""
-    return torch.utils._pytree.tree_map(widened, inputs)
+    return tree_map(widened, inputs)
 
 
 def _weights(output: Tensor, classes: int | None, generator: torch.Generator) -> Tensor:

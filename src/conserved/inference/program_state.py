@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from conserved._torch_compat import forward_hooks_of
+
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
 
@@ -55,7 +57,7 @@ def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, An
     """Lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
     values = [value for _, own in attributes for value in own.values()]
     for module in model.modules():
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        for hook in forward_hooks_of(module):
             values += _reached(hook)
     return list({id(item): item for item in values if type(item) in _CONTAINERS}.values())
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.step import base_name
 

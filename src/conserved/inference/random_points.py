@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from conserved._torch_compat import tree_map_only
 from conserved.inference.capture import CapturedProgram, ValueRef
 
 WIDE_PRODUCT = 2.0

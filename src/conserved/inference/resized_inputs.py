@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from conserved._torch_compat import tree_flatten, tree_unflatten
 
 Places = frozenset[tuple[int, int]]
 """Axes of inputs: the number of the tensor and of its axis."""

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map_only
 
+from conserved._torch_compat import tree_map_only
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.places import _positions
 from conserved.inference.types import Atoms, Type

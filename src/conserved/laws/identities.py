@@ -19,6 +19,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from conserved._torch_compat import foreach_norm
 from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.rank_agreement import confirm_together
@@ -346,7 +347,7 @@ def _norms(gradients: Tensors, device: torch.device) -> tuple[tuple[str, ...], F
         # What torch.nn.utils.clip_grad_norm_ uses; the public form gives the total only.
         precise = torch.promote_types(kind, torch.float32)
         order += names
-        parts.append(torch.stack(torch._foreach_norm([_dense(gradients[name]) for name in names], 2, precise)))
+        parts.append(torch.stack(foreach_norm([_dense(gradients[name]) for name in names], 2, precise)))
     # In one order on every process: sharded norms are added up over them.
     for name in [name for name, gradient in gradients.items() if hasattr(gradient, "full_tensor")]:
         order.append(name)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from conserved._torch_compat import TorchDispatchMode, storage_key
 
 STATISTICS = ("max", "mean")
 
@@ -48,7 +49,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._owners = {p.untyped_storage()._cdata: (name, p) for name, p in parameters.items() if p.numel()}
+        self._owners = {storage_key(p): (name, p) for name, p in parameters.items() if p.numel()}
         self.largest: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
         self.squares: dict[str, Tensor] = {}
@@ -78,7 +79,7 @@ class _Watch(TorchDispatchMode):
         )
 
     def _owner(self, tensor: Tensor) -> tuple[str, Tensor] | None:
-        owner = self._owners.get(tensor.untyped_storage()._cdata)
+        owner = self._owners.get(storage_key(tensor))
         return owner if owner is not None and owner[1].is_contiguous() else None
 
     def _grouped(self, x: Tensor, weights: Tensor, ends: Tensor | None) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from conserved._torch_compat import tree_leaves
 from conserved.inference.parameter_types import first_use
 from conserved.laws import LawSet
 from conserved.symmetry import Kind, Leg, Symmetry, Tensors

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 
+from conserved._torch_compat import tree_leaves
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import children_of
 from conserved.errors import InvalidInputError
 
 Values = tuple[Tensor, ...]
@@ -180,7 +181,7 @@ def function_of(
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the function inside `torch.compile`; None if it is not compiled."""
     if isinstance(fn, nn.Module):
-        inner = fn._modules.get("_orig_mod")
+        inner = children_of(fn).get("_orig_mod")
         return _Prefixed(inner) if inner is not None else None
     written = getattr(fn, "_torchdynamo_orig_callable", None)
     return written if callable(written) else None
