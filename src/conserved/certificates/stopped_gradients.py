@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from conserved import _torch_compat
 from conserved._torch_compat import TorchDispatchMode, storage_key, tree_leaves, tree_map
 from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 from conserved.inference.capture import has_hooks
@@ -118,7 +119,7 @@ _LOOKED_AT_BY_US = {torch.Tensor.untyped_storage, torch.Tensor.data_ptr}
 def _ours() -> bool:
     """Return whether the marking itself, or PyTorch while it traces, looks at a tensor; `_home` reads storages."""
     path = sys._getframe(2).f_code.co_filename
-    return path == __file__ or "/torch/" in path
+    return path in (__file__, _torch_compat.__file__) or "/torch/" in path
 
 
 class _InSight(TorchFunctionMode):

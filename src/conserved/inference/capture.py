@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from conserved import _torch_compat
 from conserved._torch_compat import (
     TorchDispatchMode,
     disable_dynamo,
@@ -476,6 +477,7 @@ def _storage(tensor: Tensor) -> int | None:
 _NOT_THE_USERS = (
     "/torch/",
     "/conserved/inference/",
+    "/conserved/_torch_compat.py",
     "/jaxtyping/",
     "/beartype/",
     "<@beartype",
@@ -605,6 +607,10 @@ _READS = {
 """Functions that hand values to Python without an operation that could be recorded."""
 
 
+_OWN_FILES = frozenset({__file__, _torch_compat.__file__})
+"""Files whose own reads of tensors, as of a storage, are not reads of the program."""
+
+
 class _Reads(TorchFunctionMode):
     """Notes where values leave the program: what Python decides by them cannot be seen."""
 
@@ -613,7 +619,7 @@ class _Reads(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename != __file__:
+        if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
         return func(*args, **(kwargs or {}))
 
