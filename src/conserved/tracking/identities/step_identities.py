@@ -28,6 +28,7 @@ from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
+from conserved.tracking.identities.shared_tables import SharedTables
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
@@ -214,6 +215,7 @@ def standard_identities() -> list[StepIdentity]:
         HeldParameters(),
         DeclaredModes(),
         EqualReplicas(),
+        SharedTables(),
         RestoredState(),
         GradientReach(),
         GradientSizes(),
