@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from conserved.alarm import Alarm
 from conserved.boundary import Boundary
 from conserved.inference import being_followed
+from conserved.tracking.identities.block_sums import BlockSums
 from conserved.tracking.identities.declared_modes import DeclaredModes
 from conserved.tracking.identities.equal_replicas import EqualReplicas
 from conserved.tracking.identities.gradient_reach import GradientReach
@@ -171,7 +172,7 @@ class StepIdentities:
             # Time of this thread: a busy machine does not make the checks dearer.
             began, found = time.thread_time(), len(self.step.findings)
             self._boundary.attempt(stage(identity), getattr(identity, moment), self.step, *args)
-            self.seconds[identity.name] += time.thread_time() - began
+            self.seconds[identity.name] += time.thread_time() - began + identity.device_seconds()
             self.spoiled = self.spoiled or (identity.spoils and len(self.step.findings) > found)
 
     def _within_budget(self) -> bool:
@@ -201,4 +202,5 @@ def standard_identities() -> list[StepIdentity]:
         KeptState(),
         OutsideWrites(),
         UpdateRule(),
+        BlockSums(),
     ]
