@@ -95,7 +95,7 @@ def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, 
         run: the same program, to be run again.
         classes: the axis of the outputs along which a loss sees no common shift; None for any loss.
     """
-    reason = _unaffordable(run) or ("" if len(laws) else "no law was inferred")
+    reason = _unaffordable(program, run) or ("" if len(laws) else "no law was inferred")
     if reason:
         return laws.with_check(ProgramCheck(points=0, reason=reason))
     exact = laws.select(lambda law: law.exact)
@@ -235,6 +235,8 @@ class _Test:
         # be wrong, which is what laws are there to see.
         if not len(laws) or self.program.branches or _has_backward_of_author(self.program):
             return result
+        if _may_read_outside(self.program, self.run):
+            return result
         start = perf_counter()
         for words, inputs in itertools.islice(resized(self.run.inputs), MOST_SIZES):
             if perf_counter() - start > MOST_SECONDS_AT_OTHER_SIZES:
@@ -320,10 +322,54 @@ def _differentiate(loss: Tensor, parameters: Sequence[Tensor], *, reentrant: boo
             parameter.grad = gradient
 
 
-def _unaffordable(run: ProgramRun) -> str:
+UNCHECKED = ("aten::segment_reduce", "aten::_segment_reduce")
+"""Operations that trust the lengths they are given: with inputs of another size they read memory of others."""
+
+INDEXED = tuple(
+    f"aten::{name}"
+    for name in (
+        *("embedding", "_embedding_bag", "index", "gather", "scatter", "take", "_unsafe_index", "_index_put"),
+        *("nll_loss", "slice_scatter", "select_scatter", "max_unpool"),
+    )
+)
+"""Beginnings of the names of operations whose indices may lie outside of a tensor. On CUDA that ends the process."""
+
+
+def _may_read_outside(program: CapturedProgram, run: ProgramRun) -> bool:
+    """Return whether inputs of another size could make the program read or write outside of its tensors."""
+    names = [operation.name for operation in program.operations]
+    if any(name.startswith(UNCHECKED) or not name.startswith(("aten::", "prims::")) for name in names):
+        # Nobody knows what a kernel of the user's relies on.
+        return True
+    return _on_cuda(run) and any(name.startswith(INDEXED) for name in names)
+
+
+def _on_cuda(run: ProgramRun) -> bool:
+    return any(tensor.is_cuda for tensor in run.parameters.values())
+
+
+def _computes_indices(program: CapturedProgram) -> bool:
+    """Return whether indices are made of floating-point numbers, which are others at other parameters."""
+    if not any(operation.name.startswith(INDEXED) for operation in program.operations):
+        return False
+    for operation in program.operations:
+        made_whole = any(_is_whole(program.values[number].dtype) for number in operation.results)
+        of_floats = any(program.values[number].dtype.is_floating_point for number in operation.inputs())
+        if made_whole and of_floats and operation.name.startswith(("aten::_to_copy", "aten::to.", "aten::copy")):
+            return True
+    return False
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _unaffordable(program: CapturedProgram, run: ProgramRun) -> str:
     """Why the program is not run in float64; empty if it is."""
     if run.refused:
         return run.refused
+    if _on_cuda(run) and _computes_indices(program):
+        return "indices are computed from numbers that the check would change, which may end a process on CUDA"
     tensors = list(run.parameters.values())
     if any(tensor.is_meta for tensor in tensors):
         return "the parameters have no values"
