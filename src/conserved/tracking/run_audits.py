@@ -49,6 +49,9 @@ AUDIT = "audits"
 _COMPARED = 0.25
 """Share of the budget of audits that comparisons with reference form take: each is several passes, most in float32."""
 
+_IRREPRODUCIBLE = "gradients were not reproducible"
+"""Why a step is audited after one in which a replay gave other gradients than the run."""
+
 Cadence = Literal["auto"] | int | None
 
 
@@ -158,6 +161,8 @@ class Audits:
         self.last_step = 0
         """The last step whose gradients were audited."""
         self._why = "the first backward pass"
+        self._next_why = ""
+        """Why the step after the one under way is audited; empty if there is no reason but the budget."""
         self._groups = self._signature()
         self._last: tuple[int, float] | None = None
         """The step of the last regular audit, and when it ended."""
@@ -238,7 +243,7 @@ class Audits:
             self._last = None
         else:
             self._timed(step, began, time.perf_counter())
-        self._why, self.last_step = "", step
+        self._why, self._next_why, self.last_step = self._next_why, "", step
         return result
 
     def due(self, step: int) -> bool:
@@ -373,12 +378,11 @@ class Audits:
         the loop writes to gradients after the backward pass.
         """
         failing = {row.name for row in found.failures}
-        for name, diagnosis in found.diagnoses.items():
-            former = self._diagnoses.get(name)
-            repeated = former is not None and former.origin in (Origin.TRANSIENT, Origin.LOOP)
-            if diagnosis.origin is Origin.TRANSIENT and repeated:
-                diagnosis = diagnosis.repeated()
-            self._diagnoses[name] = diagnosis
+        self._diagnoses |= found.diagnoses
+        if _irreproducible(found) and self._why != _IRREPRODUCIBLE and alone():
+            # The next step tells a bit flip, which does not come back, from a loop that changes gradients every time.
+            # Of several processes this one alone would look at it, and wait for the others.
+            self._next_why = _IRREPRODUCIBLE
         gone = [name for name, one in self._diagnoses.items() if one.wrong and name not in failing]
         for name in gone:
             del self._diagnoses[name]
