@@ -10,7 +10,7 @@ import torch
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
-from conserved.inference.moving_parameters import moved, runs
+from conserved.inference.moving_parameters import move_parameters, runs
 from conserved.laws.identities import HALF
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
@@ -53,10 +53,10 @@ def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tupl
     run = runs(backward.model, *known.call)
     theta = dict(backward.model.named_parameters())
     try:
-        if all(moved(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
+        if all(move_parameters(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
             return result
         for symmetry in doubted:
-            changes = [moved(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
+            changes = [move_parameters(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
             worst = max(changes, key=lambda one: one.change)
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else _SOFT

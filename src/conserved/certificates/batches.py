@@ -201,13 +201,13 @@ class SampleBatch:
         if op == "choose":
             return self._joined(lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
         if op == "take":
-            return self._joined(lambda *parts: _taken(node, parts), inputs)
+            return self._joined(lambda *parts: _take(node, parts), inputs)
         if op == "gather":
             index = _flat_index(inputs[1], math.prod(self.program.nodes[node.inputs[0]].shape))
-            return self._moved(lambda p: _picked(p, index, node.shape), inputs[0])
+            return self._moved(lambda p: _pick(p, index, node.shape), inputs[0])
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
-            return self._joined(lambda a, b: _replaced(a, index, b), (inputs[0], inputs[2]))
+            return self._joined(lambda a, b: _replace(a, index, b), (inputs[0], inputs[2]))
         raise NotBatchedError(f"{op} is computed sample by sample.")
 
     def _moved(self, change: Callable[[Array], Array], a: Jet) -> Jet:
@@ -237,13 +237,13 @@ class SampleBatch:
                 raise NotBatchedError("Whole numbers could overflow.")
             return np.asarray(inputs[0].sum(-1))
         if node.op == "take":
-            return _taken(node, inputs)
+            return _take(node, inputs)
         if node.op == "choose":
             return np.where(inputs[0], inputs[1], inputs[2])
         if node.op == "gather":
-            return _picked(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
+            return _pick(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
         if node.op == "scatter":
-            return _replaced(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
+            return _replace(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
         raise NotBatchedError(f"{node.op} of whole numbers is computed sample by sample.")
 
     def _compared(self, op: str, inputs: list[Any], moving: bool) -> Array:
@@ -254,7 +254,7 @@ class SampleBatch:
             return np.asarray(first > rest[0] if op == "greater" else first == rest[0]).astype(np.int64)
         low, high = self.arrays.bounds(inputs[0].value)
         if op == "order":
-            return _ordered(low, high, moving and isinstance(self.arrays, IntervalArrays))
+            return _order(low, high, moving and isinstance(self.arrays, IntervalArrays))
         other_low, other_high = self.arrays.bounds(inputs[1].value)
         above, below = low > other_high, high < other_low
         if not isinstance(self.arrays, IntervalArrays):
@@ -292,8 +292,8 @@ class SampleBatch:
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
             shape = inputs[2].value.shape[1:]
-            retained = self._moved(lambda p: _replaced(p, index, np.zeros((1, *shape))), g)
-            return [retained, None, self._moved(lambda p: _picked(p, index, shape), g)]
+            retained = self._moved(lambda p: _replace(p, index, np.zeros((1, *shape))), g)
+            return [retained, None, self._moved(lambda p: _pick(p, index, shape), g)]
         if op == "take":
             return self._taken_back(node, g, [item.value.shape[1:] for item in inputs])
         raise NotBatchedError(f"{op} is differentiated sample by sample.")
@@ -337,7 +337,7 @@ class SampleBatch:
         return [piece(low, high, shape) for low, high, shape in zip(ends[:-1], ends[1:], shapes, strict=True)]
 
 
-def _taken(node: Node, parts: Sequence[Array]) -> Array:
+def _take(node: Node, parts: Sequence[Array]) -> Array:
     """Entries of the inputs, joined; the place −1 is the zero put at the end."""
     count = max(len(part) for part in parts)
     flat = [np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))) for part in parts]
@@ -351,14 +351,14 @@ def _flat_index(index: Array, size: int) -> Array:
     return index.reshape(len(index), -1)
 
 
-def _picked(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
+def _pick(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
     flat = part.reshape(len(part), -1)
     count = max(len(flat), len(index))
     flat = np.broadcast_to(flat, (count, flat.shape[1]))
     return np.take_along_axis(flat, np.broadcast_to(index, (count, index.shape[1])), 1).reshape(count, *shape)
 
 
-def _replaced(part: Array, index: Array, values: Array) -> Array:
+def _replace(part: Array, index: Array, values: Array) -> Array:
     """Entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
     ordered = np.sort(index, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
@@ -370,7 +370,7 @@ def _replaced(part: Array, index: Array, values: Array) -> Array:
     return flat.reshape(count, *part.shape[1:])
 
 
-def _ordered(low: Array, high: Array, moving: bool) -> Array:
+def _order(low: Array, high: Array, moving: bool) -> Array:
     """Positions along the last axis, largest first; neighbours that intervals cannot tell apart are undecided."""
     order = np.argsort(-(low + high), axis=-1, kind="stable")
     if (low == high).all() and not moving:
@@ -389,7 +389,7 @@ def chunk_size(program: Program, depth: int) -> int:
     return max(1, min(256, (1 << 23) // max(1, entries << depth)))
 
 
-def stacked(samples: Sequence[tuple[tuple[Array, ...], Sequence[int]]]) -> Samples:
+def stack(samples: Sequence[tuple[tuple[Array, ...], Sequence[int]]]) -> Samples:
     """Several (x, v) as one batch."""
     tensors = zip(*(x for x, _ in samples), strict=True)
     return Samples(

@@ -25,7 +25,7 @@ from conserved.certificates.proof import (
     proved_by_argument,
     random_fields,
 )
-from conserved.certificates.validate import only, shown
+from conserved.certificates.validate import format_value, only
 from conserved.output import html
 from conserved.output.printable import printable
 from conserved.verdict import Evidence, Status, Verdict
@@ -211,7 +211,9 @@ class Certificate:
         version = record.get("version")
         if type(version) is not int or version not in READ:
             known = " and ".join(map(str, READ))
-            raise MalformedError(f"The certificate has version {shown(version)}; this program reads versions {known}.")
+            raise MalformedError(
+                f"The certificate has version {format_value(version)}; this program reads versions {known}."
+            )
         only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)
         refuse_costly(contents)

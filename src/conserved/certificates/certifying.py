@@ -19,14 +19,21 @@ from conserved.certificates.contents import FORMAT, VERSION, CertificateContents
 from conserved.certificates.differentiate import Sample, gradient, run
 from conserved.certificates.form import Form
 from conserved.certificates.jets import Jet
-from conserved.certificates.listing import listed
+from conserved.certificates.listing import list_forms
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input
 from conserved.certificates.ranges import refuse_wraparound
 from conserved.certificates.stopped_gradients import refuse_hooks, refuse_outside_reads, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
 from conserved.discovery import find_laws
-from conserved.discovery.function import Inputs, ParameterFunction, UnsuitableError, function_of, to_device, written_out
+from conserved.discovery.function import (
+    Inputs,
+    ParameterFunction,
+    UnsuitableError,
+    function_of,
+    to_device,
+    without_fused_kernels,
+)
 from conserved.discovery.listed import upright
 from conserved.discovery.metric import Metric, in_metric
 from conserved.inference import recognize
@@ -99,7 +106,7 @@ def certify(
             f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
             "Certify a narrower model of the same architecture, or freeze what is not of interest."
         )
-    traced = _traced(function, f, seed, say)
+    traced = _trace(function, f, seed, say)
     options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
 
     def search() -> LawSet:
@@ -139,7 +146,7 @@ class _Traced:
     """The first input, as the function takes it."""
 
 
-def _traced(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Traced:
+def _trace(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Traced:
     """The program of a function, unless its gradient is not that of what it computes."""
     generator = torch.Generator().manual_seed(seed)
     theta = (function.generic_point(generator) * _GRID).round() / _GRID
@@ -169,7 +176,7 @@ def _laws_and_words(
     program, theta, inputs = traced.program, traced.theta, traced.inputs
 
     def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
-        groups = listed(chosen, function, program, theta, [Input(x) for x in inputs], seed)
+        groups = list_forms(chosen, function, program, theta, [Input(x) for x in inputs], seed)
         return groups, program.size - sum(map(len, groups))
 
     laws, origin = (given, GIVEN) if given is not None else read_off(function, traced.first)
@@ -256,7 +263,7 @@ def _faithful(
     for index, x in enumerate(pool):
         where = theta if not index else function.generic_point(generator)
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
-        with written_out():
+        with without_fused_kernels():
             value = function(where, x).detach().numpy()
             expected = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
         point = Jet({0: where.numpy()})

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.arithmetic import Array, Floats
-from conserved.certificates.batches import FloatArrays, NotBatchedError, SampleBatch, chunk_size, stacked
+from conserved.certificates.batches import FloatArrays, NotBatchedError, SampleBatch, chunk_size, stack
 from conserved.certificates.differentiate import Sample, bracket, gradient
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import Program
@@ -139,7 +139,7 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Brack
     """Return the two terms that brackets are differences of, for many words at once; the second is zero for fields."""
     batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
-    *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
+    *inner, last = (stack([word[k] for word in words]) for k in range(len(words[0])))
     terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), Jet({}))
     shape = len(words), program.size
     first, second = (np.broadcast_to(part.parts.get(0, np.zeros((1, program.size))), shape) for part in terms)

@@ -18,11 +18,11 @@ from conserved.certificates.proof import MOST_BITS, Input
 from conserved.certificates.validate import (
     LARGEST,
     WHOLE,
+    format_value,
     kind_of,
     only,
     read_program,
     real_number,
-    shown,
     whole_number,
 )
 from conserved.output.printable import printable
@@ -135,8 +135,8 @@ def read(record: Mapping[str, Any]) -> CertificateContents:
         only(item, {"name", "shape"}, "A parameter")
         name = item.get("name")
         if not isinstance(name, str) or name in parameters:
-            raise MalformedError(f"The parameter {shown(name)} has no name of its own.")
-        sizes = _each(item.get("shape"), f"shape of {shown(name)}", partial(whole_number, most=LARGEST))
+            raise MalformedError(f"The parameter {format_value(name)} has no name of its own.")
+        sizes = _each(item.get("shape"), f"shape of {format_value(name)}", partial(whole_number, most=LARGEST))
         parameters[name] = tuple(sizes)
     if sum(math.prod(shape) for shape in parameters.values()) != program.size:
         raise MalformedError("The shapes of the parameters do not add up to the size of θ.")
@@ -181,7 +181,7 @@ def _about(value: Any) -> dict[str, str]:
     mapping = _mapping(value, "about")
     for key, text in mapping.items():
         if not isinstance(text, str):
-            raise MalformedError(f"about.{shown(key)} is {kind_of(text)}; expected text.")
+            raise MalformedError(f"about.{format_value(key)} is {kind_of(text)}; expected text.")
     return dict(mapping)
 
 

@@ -150,7 +150,7 @@ def _allowed(length: int) -> None:
         raise OverflowError(f"A sum of {length:,} terms is longer than its rounding is accounted for.")
 
 
-def rounded(balls: Array) -> Interval:
+def round_outward(balls: Array) -> Interval:
     """Balls rounded outwards to float64."""
     middle = np.array([float(ball.mid()) for ball in balls.ravel().tolist()])
     spread = zip(balls.ravel().tolist(), middle.tolist(), strict=True)

@@ -16,7 +16,7 @@ from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
 
-def listed(
+def list_forms(
     laws: LawSet,
     function: ParameterFunction,
     program: Program,

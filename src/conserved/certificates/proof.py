@@ -136,7 +136,7 @@ def field_intervals(
                 values[id(x)] = values_in_intervals(program, theta, x, bits)
         # One input for all is one run for all.
         inputs = [samples[0][0]] if len({id(x) for x, _ in samples}) == 1 else [x for x, _ in samples]
-        known = {index: _joined([values[id(x)][index] for x in inputs]) for index in values[id(inputs[0])]}
+        known = {index: _join([values[id(x)][index] for x in inputs]) for index in values[id(inputs[0])]}
         tensors = tuple(np.stack(each) for each in zip(*(x.tensors for x in inputs), strict=True))
         return Samples(tensors, np.array([v for _, v in samples], dtype=np.float64), known)
 
@@ -149,7 +149,7 @@ def field_intervals(
     return Interval(middle, radius)
 
 
-def _joined(parts: Sequence[Interval]) -> Interval:
+def _join(parts: Sequence[Interval]) -> Interval:
     return Interval(np.concatenate([p.middle for p in parts]), np.concatenate([p.radius for p in parts]))
 
 
@@ -173,7 +173,7 @@ def values_in_intervals(program: Program, theta: Sequence[float], x: Input, bits
         numbers = Balls()
         values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
         return {
-            index: intervals.rounded(value.value).move(lambda part: part[None])
+            index: intervals.round_outward(value.value).move(lambda part: part[None])
             for index, (node, value) in enumerate(zip(program.nodes, values, strict=True))
             if isinstance(value, Jet) and node.op in _ARITHMETIC
         }
@@ -195,7 +195,7 @@ def _bound_in_intervals(
         if len(wide) and np.isfinite(result.middle).all():
             with precision(bits):
                 for index in wide.tolist():
-                    row = intervals.rounded(field_rows(program, theta, [words[index]], Balls())[0])
+                    row = intervals.round_outward(field_rows(program, theta, [words[index]], Balls())[0])
                     result.middle[index], result.radius[index] = row.middle, row.radius
             with np.errstate(all="ignore"):
                 bounds = intervals.independence_bounds(result)
@@ -350,7 +350,7 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
     if sampled.undecided:
         return float("inf")
     worst = 0.0
-    for moved, size in _moved(form, sampled):
+    for moved, size in _products_at_points(form, sampled):
         if not moved.contains(0):
             return float("inf")
         total = float(moved.abs_upper())
@@ -361,10 +361,12 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
 
 def departure(form: Form, sampled: RandomFields) -> float:
     """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
-    return max((float(moved.abs_lower()) / size for moved, size in _moved(form, sampled) if size > 0), default=0.0)
+    return max(
+        (float(moved.abs_lower()) / size for moved, size in _products_at_points(form, sampled) if size > 0), default=0.0
+    )
 
 
-def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
+def _products_at_points(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
     """At every random point ⟨∇h, X⟩, and the largest ‖∇h‖₁ ‖X‖_∞ can be."""
     points = []
     with precision(ENCLOSURE_BITS):

@@ -162,15 +162,15 @@ class Symbol:
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
-    return _collected(itertools.chain(a.items(), b.items()))
+    return _collect(itertools.chain(a.items(), b.items()))
 
 
 def _product(a: Polynomial, b: Polynomial) -> Polynomial:
     pairs = itertools.product(a.items(), b.items())
-    return _collected((tuple(sorted(left + right)), x * y) for (left, x), (right, y) in pairs)
+    return _collect((tuple(sorted(left + right)), x * y) for (left, x), (right, y) in pairs)
 
 
-def _collected(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
+def _collect(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
     """Terms of equal monomials added up; those that cancel are left out."""
     result: Polynomial = {}
     for key, value in terms:
@@ -323,7 +323,7 @@ def _ratio(rate: Symbol, value: Symbol) -> Symbol | None:
         return None
     first = next(iter(value.above))
     for key in rate.above:
-        quotient = _divided(key, first)
+        quotient = _divide(key, first)
         if quotient is not None:
             term = {quotient: rate.above[key] / value.above[first]}
             if _product(term, value.above) == rate.above:
@@ -331,7 +331,7 @@ def _ratio(rate: Symbol, value: Symbol) -> Symbol | None:
     return None
 
 
-def _divided(monomial: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...] | None:
+def _divide(monomial: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...] | None:
     remaining = list(monomial)
     for letter in by:
         if letter not in remaining:

@@ -78,7 +78,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise interrupted("Nothing was written.") from None
+            raise exit_interrupted("Nothing was written.") from None
 
 
 app = typer.Typer(
@@ -180,7 +180,7 @@ INTERRUPTED = 130
 """Exit codes; what holds, or is answered, is 0. The last is a command stopped from the keyboard, as shells have it."""
 
 
-def ended(status: Status) -> None:
+def exit_with(status: Status) -> None:
     """Leave with the exit code of a status: 1 for what does not hold, 3 for what is inconclusive."""
     if status is Status.REFUTED:
         raise typer.Exit(DOES_NOT_HOLD)
@@ -188,7 +188,7 @@ def ended(status: Status) -> None:
         raise typer.Exit(INCONCLUSIVE)
 
 
-def interrupted(completed: str) -> typer.Exit:
+def exit_interrupted(completed: str) -> typer.Exit:
     """Say what is left of a command that was stopped from the keyboard; to be raised."""
     say(f"Stopped. {completed}", Console(stderr=True))
     return typer.Exit(INTERRUPTED)
@@ -227,7 +227,7 @@ def progress() -> Callable[[str], None]:
 
 
 @contextmanager
-def counted(label: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
+def count_progress(label: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
     """On standard error a bar, if it is a terminal: the console to print on beside it, and what moves the bar."""
     errors = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())

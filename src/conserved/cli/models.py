@@ -97,11 +97,11 @@ def load_named(target: str, label: str, otherwise: str = "") -> Any:
     module = _module(path)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(f"{path} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
+        raise UsageError(f"{path} has no {name!r}.{did_you_mean(name, public) or _join_names(public)}")
     return getattr(module, name)
 
 
-def _listed(names: Sequence[str], most: int = 12) -> str:
+def _join_names(names: Sequence[str], most: int = 12) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f" It has: {', '.join(names[:most]) or 'nothing public'}{more}."
 

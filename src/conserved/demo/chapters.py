@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, trained
+from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, train
 from conserved.output.figure import PALETTE, Figure, Finding, in_words, line, panels, positive
 from conserved.tracking import Monitor, MonitorConfig, store_document
 
@@ -46,12 +46,12 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     with Monitor(
         right.model, right.optimizer, laws, sinks=store, run=WATCHED, every=1, config=MonitorConfig(notes=notes)
     ) as monitor:
-        clean = trained(right, laws, settings.steps, lambda message: tell(f"right, {message}"), after=monitor.step)
+        clean = train(right, laws, settings.steps, lambda message: tell(f"right, {message}"), after=monitor.step)
     assert clean.first is not None
     store_document(store, "audit", CLEAN, clean.first.record())
     wrong = DemoTask.of(store.parent, settings.seed, fused=True)
     laws = wrong.laws()
-    broken = trained(wrong, laws, settings.steps, lambda message: tell(f"wrong, {message}"))
+    broken = train(wrong, laws, settings.steps, lambda message: tell(f"wrong, {message}"))
     assert broken.first is not None
     planted = f"the norm's gain gets no gradient from the last, incomplete block of rows ({KERNEL_FILE})"
     record = broken.first.record() | {"expected": "refuted", "planted": planted}

@@ -124,8 +124,8 @@ def sparse_basis(null: Matrix) -> Matrix:
     chosen = _independent(charges, np.argsort(-counts, kind="stable"), k)
     if len(chosen) < k:
         return np.zeros((0, null.shape[1]))
-    table = _tidied(np.asarray(np.linalg.solve(charges[chosen].T, charges.T), dtype=np.float64))
-    table = _shortened(table, counts)
+    table = _tidy(np.asarray(np.linalg.solve(charges[chosen].T, charges.T), dtype=np.float64))
+    table = _shorten(table, counts)
     wide = np.hstack([table, np.zeros((k, 1))])[:, members]
     # The first entry has a positive coefficient, so that relations of one symmetry have equal signs.
     return wide * np.array([np.sign(row[np.flatnonzero(row)[0]]) for row in wide])[:, None]
@@ -172,7 +172,7 @@ def _independent(charges: Matrix, order: NDArray[np.int64], most: int) -> list[i
     return chosen
 
 
-def _tidied(table: Matrix) -> Matrix:
+def _tidy(table: Matrix) -> Matrix:
     """Small fractions where coefficients are close to them."""
     values, inverse = np.unique(table.round(9), return_inverse=True)
     near = np.array([float(Fraction(v).limit_denominator(12)) for v in values.tolist()])
@@ -180,7 +180,7 @@ def _tidied(table: Matrix) -> Matrix:
     return tidy[inverse].reshape(table.shape)
 
 
-def _shortened(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
+def _shorten(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
     """Subtract multiples of rows from one another while that leaves fewer entries, shortest rows first."""
     table = table.copy()
     improved = True
@@ -201,7 +201,7 @@ def _shortened(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
                     table[index] = shorter
                     improved = True
     sizes = np.array([np.abs(row[row != 0]).min() for row in table])
-    return _tidied(table / sizes[:, None])
+    return _tidy(table / sizes[:, None])
 
 
 def _weight(row: Matrix, counts: NDArray[np.int64]) -> int:

@@ -86,7 +86,7 @@ def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]
     return [sorted(rows, key=lambda row: row.places[0][0]) for rows in groups.values()]
 
 
-def _stacked(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
+def _stack(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
     """Return the legs of several rows: term, and positions with one row for each relation."""
     return [(term, np.stack([row.places[k] for row in rows])) for k, term in enumerate(rows[0].terms)]
 
@@ -94,17 +94,17 @@ def _stacked(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
 def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
     """General linear where rows mix, complex where planes turn, else scalings."""
     unit = all(abs(coefficient) == 1 for _, coefficient in rows[0].terms)
-    mixing = _mixing(_stacked(rows), entries) if unit and len(rows) > 1 else torch.eye(len(rows), dtype=torch.bool)
+    mixing = _mixing(_stack(rows), entries) if unit and len(rows) > 1 else torch.eye(len(rows), dtype=torch.bool)
     loose: list[_Row] = []
     for members in cliques(mixing):
         if len(members) > 1:
-            yield from _symmetries(GeneralLinear(), _stacked([rows[i] for i in members]), entries)
+            yield from _symmetries(GeneralLinear(), _stack([rows[i] for i in members]), entries)
         else:
             loose += [rows[i] for i in members]
     planes: dict[tuple[int, ...], list[list[Positions]]] = defaultdict(list)
     rest: list[_Row] = []
     for row in loose:
-        turned = _turned(row, entries) if unit else None
+        turned = _split_planes(row, entries) if unit else None
         if turned is None:
             rest.append(row)
         else:
@@ -113,7 +113,7 @@ def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
         legs = [(term, np.concatenate([similar[k] for similar in alike])) for k, term in enumerate(rows[0].terms)]
         yield from _symmetries(ComplexScaling(), legs, entries)
     for some in [rest] if rest and _regular(rest, entries) else [[row] for row in rest]:
-        yield from _symmetries(Scaling(), _stacked(some), entries)
+        yield from _symmetries(Scaling(), _stack(some), entries)
 
 
 def _products(positions: Positions, entries: Entries) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
     return groups
 
 
-def _turned(row: _Row, entries: Entries) -> list[Positions] | None:
+def _split_planes(row: _Row, entries: Entries) -> list[Positions] | None:
     """Each leg cut into the real and imaginary row of a plane that can be turned without effect, if there is one."""
     options = [_halves(term, places, entries) for term, places in zip(row.terms, row.places, strict=True)]
     if not all(options) or int(np.prod([len(choice) for choice in options])) > _MOST_CUTS:
@@ -212,7 +212,7 @@ def _regular(rows: list[_Row], entries: Entries) -> bool:
     starts = entries.starts()
 
     def pieces(some: list[_Row]) -> int:
-        return sum(len(views_of(*_stored(term, entries), p - starts[term[0]])) for term, p in _stacked(some))
+        return sum(len(views_of(*_stored(term, entries), p - starts[term[0]])) for term, p in _stack(some))
 
     return pieces(rows) == pieces(rows[:1])
 
@@ -224,7 +224,7 @@ def _translations(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
     def legs(some: list[_Row]) -> tuple[Leg, ...] | None:
         views = [
             (view_of(name, entries.shapes[name], positions.T - starts[name]), coefficient)
-            for (name, coefficient), positions in _stacked(some)
+            for (name, coefficient), positions in _stack(some)
         ]
         if any(view is None for view, _ in views):
             return None

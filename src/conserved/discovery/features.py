@@ -113,9 +113,9 @@ def _pairs(
         gradients = gradient_rows(function, points, words, count)
         length = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
         gradients = gradients / torch.where(length > 0, length, 1)
-        yield _named(function, points), _named(function, gradients)
+        yield _name_features(function, points), _name_features(function, gradients)
 
 
-def _named(function: ParameterFunction, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:
+def _name_features(function: ParameterFunction, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:
     pieces = rows.split([tensor.numel() for tensor in function.start.values()], 1)
     return {n: p.reshape(-1, *t.shape) for (n, t), p in zip(function.start.items(), pieces, strict=True)}

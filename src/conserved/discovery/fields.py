@@ -19,7 +19,7 @@ from torch import Tensor
 
 from conserved._torch_compat import tree_map
 from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
-from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
 
 __all__ = ["bracket_field", "derivative_error", "draw_words", "gradient_rows", "one_of", "vectors"]
 
@@ -75,7 +75,7 @@ def gradient_rows(
     def rows(where: Tensor, some: Any) -> Tensor:
         return Derivatives(function, where, [some], 0).letter(0, ())
 
-    return _chunked(rows, points.expand(count, -1), samples, count, function.size)
+    return _in_chunks(rows, points.expand(count, -1), samples, count, function.size)
 
 
 def vectors(
@@ -110,17 +110,17 @@ def vectors(
             return torch.cat((forward - backward, size[:, None]), 1)
 
         # Graphs that are kept for the next order hold three times as much at each level: 13, 35 and 130 vectors of D.
-        field_rows = _chunked(scaled, theta.expand(count, -1), words, count, 2 * function.size * 3 ** (depth - 1))
+        field_rows = _in_chunks(scaled, theta.expand(count, -1), words, count, 2 * function.size * 3 ** (depth - 1))
         rows, sizes = field_rows[:, :-1], field_rows[:, -1]
     floor = 1e-12 * sizes.max()
     return rows / torch.where(sizes > floor, sizes, torch.inf)[:, None]
 
 
-def _chunked(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any, count: int, size: int) -> Tensor:
+def _in_chunks(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any, count: int, size: int) -> Tensor:
     """Rows for stacked samples at points, in chunks that fit into memory."""
     chunk = max(1, min(count, MEMORY.get(points.device.type, 1 << 30) // (64 * size)))
     chunks = []
-    with written_out():
+    with without_fused_kernels():
         for start in range(0, count, chunk):
             some = slice(start, start + chunk)
             part = tree_map(lambda p, some=some: p[some] if isinstance(p, Tensor) else p, samples)
@@ -148,8 +148,8 @@ def derivative_error(
     steps = torch.tensor((1e-3, 1e-4, 1e-5), dtype=torch.float64, device=theta.device)[:, None]
     points = torch.cat((theta[None], theta + steps * direction, theta - steps * direction))
     field = nested(depth)
-    letters = [_repeated(samples, len(points)) for samples in letters_of(words, depth)]
-    with written_out():
+    letters = [_repeat(samples, len(points)) for samples in letters_of(words, depth)]
+    with without_fused_kernels():
         at = Derivatives(function, points, letters, depth + 1)
         here, *around = field(at, ()).detach()
         exact = field(at, (direction.expand(len(points), -1),))[0].detach()
@@ -159,5 +159,5 @@ def derivative_error(
     return float(errors.min()) / scale if scale > 0 else 0.0
 
 
-def _repeated(samples: Any, count: int) -> Any:
+def _repeat(samples: Any, count: int) -> Any:
     return tree_map(lambda p: p.expand(count, *p.shape[1:]) if isinstance(p, Tensor) else p, samples)

@@ -239,7 +239,7 @@ def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = 
     return View.of(name, shape, axes=axis, pick=dict(zip(places, chosen, strict=True)))
 
 
-def named(made: list[Symmetry]) -> list[Symmetry]:
+def name_laws(made: list[Symmetry]) -> list[Symmetry]:
     """Numbered within their kind, under the module their parameters share."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     named = []

@@ -46,7 +46,7 @@ def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | N
     if not np.array_equal(positions, first + down[:, None] + along[None]):
         return None
     if len(along) == 1:
-        return _listed(name, shape, positions[:, 0])
+        return _single_column(name, shape, positions[:, 0])
     columns = digits(along)
     if columns is None:
         return None
@@ -63,7 +63,7 @@ def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | N
     return _on_grid(name, shape, first + low, [*columns, face], rows)
 
 
-def _listed(name: str, shape: tuple[int, ...], positions: Positions) -> View:
+def _single_column(name: str, shape: tuple[int, ...], positions: Positions) -> View:
     """One column of entries: along one stored axis if they lie on one, else a list of entries of the flat parameter."""
     if len(positions) == 1:
         result = _on_grid(name, shape, int(positions[0]), [], None)

@@ -41,7 +41,7 @@ class Listed:
     """The largest part that the gradient of an exact law has along the directions counted, at either point."""
 
 
-def listed(
+def list_laws(
     function: ParameterFunction,
     closures: Sequence[Closure],
     search: Callable[[], Iterable[Symmetry]],

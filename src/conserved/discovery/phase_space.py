@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved._torch_compat import tree_map
-from conserved.discovery.function import ParameterFunction, written_out
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
 from conserved.discovery.rank import Progress
 from conserved.discovery.span import Span
 from conserved.laws import LawSet
@@ -155,7 +155,7 @@ def _exhaust(
         count = min(64, size - span.rank + 8)
         samples = tuple(function.draw_many(theta, count, generator) for _ in range(letters))
         axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, samples)
-        with written_out():
+        with without_fused_kernels():
             rows = torch.func.vmap(row, in_dims=(axes,))(samples)
         if span.add(_unit(rows.detach())) == 0:
             return

@@ -136,14 +136,14 @@ def announcement(size: int, device: torch.device) -> str:
     if size < _LARGE:
         return ""
     sample = torch.ones(512, 512, dtype=torch.float64, device=device)
-    seconds = min(_timed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
+    seconds = min(_elapsed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
     estimate = _PRODUCTS * seconds * (size / 512) ** 3
     duration = f"{estimate:,.0f} s" if estimate < 120 else f"{estimate / 60:,.0f} minutes"
     memory = f"{memory_needed(size, device) / 1e9:,.1f} GB"
     return f"counting the laws of {size:,} parameters: {memory} and about {duration} on {device}"
 
 
-def _timed(work: Callable[[], float]) -> float:
+def _elapsed(work: Callable[[], float]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

@@ -65,14 +65,14 @@ def _null_relations(
     if not exact and nearly >= vanishing:
         return []
     trivial = _trivial(features)
-    rows = [row.cpu() for row in _reduced(right[vanishing:] / scale, _FINE)]
-    rows = _independent(_shortened(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
+    rows = [row.cpu() for row in _reduce(right[vanishing:] / scale, _FINE)]
+    rows = _independent(_shorten(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
     if nearly < vanishing:
         # Vectors that nearly vanish are known only to that precision, and so are their coefficients.
         blur = float(values[nearly] / values[nearly - 1])
         resolution = _FINE if blur < _FINE.zero else _COARSE
-        wide = [row.cpu() for row in _reduced(right[nearly:] / scale, resolution)]
-        rows = rows + _independent(_shortened(wide, trivial, resolution), [*trivial, *rows], resolution)
+        wide = [row.cpu() for row in _reduce(right[nearly:] / scale, resolution)]
+        rows = rows + _independent(_shorten(wide, trivial, resolution), [*trivial, *rows], resolution)
     relations = [_relation(features, row, matrix * scale, sizes) for row in rows]
     # The worst of many samples: where what is normalised happens to be small, ε weighs more.
     return [relation for relation in relations if relation.violation < 10 * NEARLY]
@@ -98,7 +98,7 @@ _FINE = _Resolution(1e-5, 6)
 _COARSE = _Resolution(1e-2, 1)
 
 
-def _reduced(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
+def _reduce(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
     """Gauss–Jordan elimination with complete pivoting on scaled rows."""
     rows = rows.clone()
     for index in range(len(rows)):
@@ -129,7 +129,7 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
     return result
 
 
-def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolution) -> list[Tensor]:
+def _shorten(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolution) -> list[Tensor]:
     """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
 
     A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
@@ -155,14 +155,14 @@ def _shortest(
     row: np.ndarray, table: np.ndarray, index: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> np.ndarray:
     """Return the shortest row within reach, over rows that may be as long or longer on the way."""
-    best = start = _descended(row, table, index, resolution)
+    best = start = _descend(row, table, index, resolution)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):
         if not frontier:
             break
         current = frontier.pop(0)
         for neighbour in _neighbours(current, table, index, trivial, resolution):
-            further = _descended(neighbour, table, index, resolution)
+            further = _descend(neighbour, table, index, resolution)
             if (signature := _signature(further)) not in seen:
                 seen.add(signature)
                 frontier.append(further)
@@ -204,7 +204,7 @@ _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
 
-def _descended(row: np.ndarray, table: np.ndarray, index: int, resolution: _Resolution) -> np.ndarray:
+def _descend(row: np.ndarray, table: np.ndarray, index: int, resolution: _Resolution) -> np.ndarray:
     """Subtract multiples of other rows while that leaves fewer terms."""
     lengths = np.count_nonzero(table, axis=1)
     lengths[index] = 2 * table.shape[1] + 1

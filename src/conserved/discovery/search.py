@@ -17,7 +17,7 @@ from torch import Tensor
 from conserved.discovery.charges import Charges, EntryRelation, charges_of
 from conserved.discovery.entries import Entries, entry_symmetries
 from conserved.discovery.features import WHOLE, Rates, features_of, rates
-from conserved.discovery.forms import named, symmetries
+from conserved.discovery.forms import name_laws, symmetries
 from conserved.discovery.function import ParameterFunction
 from conserved.discovery.relations import relations
 from conserved.laws.independence import rank_of_gradients
@@ -39,12 +39,12 @@ def search(function: ParameterFunction, generator: torch.Generator, say: Callabl
     say(f"looking for forms among {count} features over {samples} samples")
     measured = rates(function, samples, generator, whole=samples if by_entry else WHOLE)
     if not by_entry:
-        return tuple(named(symmetries(relations(measured), measured, shapes)))
+        return tuple(name_laws(symmetries(relations(measured), measured, shapes)))
     entries = Entries(_flat(measured.points), _flat(measured.fields), shapes)
     measured = dataclasses.replace(measured, points=_few(measured.points), fields=_few(measured.fields))
     scalings, shifts = charges_of(entries.points * entries.fields), charges_of(entries.fields)
     if _along_axes(scalings, shapes, shifted=False) and _along_axes(shifts, shapes, shifted=True):
-        candidates = named(symmetries(relations(measured), measured, shapes))
+        candidates = name_laws(symmetries(relations(measured), measured, shapes))
         exact = [symmetry for symmetry in candidates if symmetry.exact]
         lengths = [symmetry for symmetry in exact if not symmetry.kind.linear]
         sums = [symmetry for symmetry in exact if symmetry.kind.linear]
@@ -62,7 +62,7 @@ def _by_entry(
     still = [EntryRelation(np.array([index]), np.ones(1)) for index in shifts.still.tolist()]
     exact = entry_symmetries(scalings.relations(), [*shifts.relations(), *still], entries)
     nearly = [s for s in symmetries(relations(measured, exact=False), measured, entries.shapes) if not s.exact]
-    return tuple(named([*exact, *nearly]))
+    return tuple(name_laws([*exact, *nearly]))
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:

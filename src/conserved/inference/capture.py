@@ -35,7 +35,7 @@ from conserved._torch_compat import (
 from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
-from conserved.inference.objective import judged
+from conserved.inference.objective import loss_outputs
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
@@ -228,7 +228,7 @@ class Recorder(TorchDispatchMode):
             self._fixed.add(id(args[0]))
         recorded = tree_map_only(Tensor, self._read, (args, kwargs))
         out = func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        written = _written_tensors(func, args, kwargs)
         results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
         operation = Operation(
             name=name,
@@ -448,7 +448,7 @@ _CREATES = (
 )
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the arguments that an operation writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -575,13 +575,13 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
                 yield
             finally:
                 for buffer, value in zip(buffers, copies, strict=True):
-                    if not _unchanged(buffer, value):
+                    if not _is_unchanged(buffer, value):
                         buffer.data.copy_(value)
     finally:
         del copies
 
 
-def _unchanged(buffer: Tensor, value: Tensor) -> bool:
+def _is_unchanged(buffer: Tensor, value: Tensor) -> bool:
     """Return whether a buffer is what it was, NaN included."""
     same = buffer.detach() == value
     return bool((same | (buffer.detach() != buffer.detach())).all()) if buffer.is_floating_point() else bool(same.all())
@@ -645,7 +645,7 @@ def capture(
         _Reads(recorder),
     ):
         result = run()
-    outputs = judged(result)
+    outputs = loss_outputs(result)
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
     recorder.program.hooked_nodes = has_node_hooks(outputs)
     return recorder.program

@@ -10,7 +10,7 @@ import numpy as np
 
 from conserved.inference.capture import Operation
 from conserved.inference.engine import ReadPart
-from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, counted
+from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, count_calls
 from conserved.inference.rules import Known, base_name
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type, spread
@@ -85,12 +85,12 @@ class Derivation:
                     if ending is None or not 0 <= ending.origin < len(program.operations):
                         continue
                     side = "" if region.role != "map" else ", outputs" if index == 0 else ", inputs"
-                    reason = self._said(program.operations[ending.origin])
+                    reason = self._sentence(program.operations[ending.origin])
                     endings.setdefault((_layers(name) + side, _layers(reason)), set()).add((name + side, reason))
         for (name, reason), alike in endings.items():
             yield next(iter(alike)) if len(alike) == 1 else (f"{name} ({len(alike)} of them)", reason)
 
-    def _said(self, operation: Operation) -> str:
+    def _sentence(self, operation: Operation) -> str:
         """Return an operation and where it stands."""
         name = base_name(operation.name).removeprefix("aten::").lstrip("_")
         return f"{name} in {operation.module}.{operation.line}" if operation.module else f"{name} in {operation.line}"
@@ -106,7 +106,7 @@ class Derivation:
                 operation = program.operations[ending.origin]
                 used = program.parameters[parameter] in operation.inputs()
                 frozen = "" if used else self._frozen(operation)
-                return f"{frozen} is frozen ({self._said(operation)})" if frozen else self._said(operation)
+                return f"{frozen} is frozen ({self._sentence(operation)})" if frozen else self._sentence(operation)
         return ""
 
     def _frozen(self, operation: Operation) -> str:
@@ -129,10 +129,10 @@ class Derivation:
         A law without a space (a parameter that moves nothing) occurs where its parameters are read.
         """
         if self._places is None:
-            self._places = self._found_places()
+            self._places = self._surviving_parts()
         return self._places
 
-    def _found_places(self) -> dict[str, frozenset[str]]:
+    def _surviving_parts(self) -> dict[str, frozenset[str]]:
         program, known = self.typing.program, self.typing.known
         owners: tuple[_Owners, _Owners] = (_Owners(), _Owners())
         spaceless: dict[str, list[str]] = {}
@@ -179,7 +179,7 @@ class Derivation:
 
     def normalisations(self) -> Mapping[tuple[str, bool], int]:
         """How many normalisations run in each module, those that are one operation apart from those written out."""
-        return counted(self.typing)
+        return count_calls(self.typing)
 
     def explain(self, symmetry: Symmetry) -> str:
         """Return the operations that a symmetry's space passes through, in order."""
@@ -199,7 +199,7 @@ class Derivation:
             if named and not inputs and not results:
                 continue
             lines.append(f"  {event:6s} {name} in {operation.module or 'the program'}, {operation.line}")
-        return "\n".join(_folded(lines))
+        return "\n".join(_fold(lines))
 
     def verdict(self, symmetry: Symmetry) -> Verdict:
         """Return how well a law is known: VERIFIED if its identity held on the program in float64.
@@ -305,7 +305,7 @@ class _Owners:
         return {self._names[law] for law in laws}
 
 
-def _folded(lines: list[str]) -> list[str]:
+def _fold(lines: list[str]) -> list[str]:
     """Lines with runs of the same step written once."""
     result: list[str] = []
     for line in lines:

@@ -16,7 +16,7 @@ from math import isfinite, prod
 
 import numpy as np
 
-from conserved.inference.field_groups import axes_of, cancelled, components, coordinates_of, has_axis, terms_of, within
+from conserved.inference.field_groups import axes_of, cancel, components, coordinates_of, has_axis, terms_of, within
 from conserved.inference.mixable_atoms import Partition
 from conserved.inference.reindexing import Move, Renumber
 from conserved.inference.system import LinearSystem
@@ -136,7 +136,7 @@ class Engine:
         self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
     ) -> None:
         """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
-        fields = cancelled([*left, *(field.times(-1) for field in right)])
+        fields = cancel([*left, *(field.times(-1) for field in right)])
         if not fields:
             return
         if soft:
@@ -207,7 +207,7 @@ class Engine:
         gone = set(dims)
         touching = [field for field in fields if field.touches(gone) or any(has_axis(field, axis) for axis in virtual)]
         result = [field for field in fields if not any(field is other for other in touching)]
-        for group in components(cancelled(touching)):
+        for group in components(cancel(touching)):
             result += self._level(group, gone, virtual)
         return result
 
@@ -231,12 +231,12 @@ class Engine:
             return [Field(kept_dims, array[..., 0], field.weight, kept_virtual)]
         for field in group:
             self.partition.shatter(field.atoms)
-        remainder = self._left_over(group, gone, virtual)
+        remainder = self._remainder(group, gone, virtual)
         if remainder:
             self.endings += [Ending(field.atoms, self.origin, False) for field in group]
         return remainder
 
-    def _left_over(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
+    def _remainder(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
         """What fields add up to, the same along the axes that go; nothing, with all set to zero, if it is too much."""
         axes_v, dims, sizes, counts = axes_of(group)
         kept_v = [
@@ -317,7 +317,7 @@ class Engine:
         seen = [shift.atoms for shift in type_.shifts] + [image.atoms for image in type_.images]
         self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
         touching = [shift for shift in type_.shifts if shift.touches(gone)]
-        for group in components(cancelled(touching)):
+        for group in components(cancel(touching)):
             axes_v, all_dims, sizes, counts = axes_of(group)
             kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
             kept_v = [n for n, axis in enumerate(axes_v) if not gone & set(axis.dims)]
@@ -352,7 +352,7 @@ class Engine:
         result = []
         groups: list[list[Field]] = []
         for group in sorted(
-            components(cancelled(shifts)), key=lambda component: -len({d for f in component for d in f.dims})
+            components(cancel(shifts)), key=lambda component: -len({d for f in component for d in f.dims})
         ):
             plain = all(not component.dims and not component.virtual for component in group)
             if groups and plain:
@@ -386,9 +386,9 @@ class Engine:
             for shift in type_.shifts
         ]
         images += [Image(self.key(), frozenset((image.varies | extra) - gone), image.atoms) for image in type_.images]
-        return tuple(images) if len(images) <= IMAGES else self._bundled(images)
+        return tuple(images) if len(images) <= IMAGES else self._bundle(images)
 
-    def _bundled(self, images: Sequence[Image]) -> tuple[Image, ...]:
+    def _bundle(self, images: Sequence[Image]) -> tuple[Image, ...]:
         """Images with the same axes as one, that vanishes if any of their shifts has to.
 
         Every map of a chain adds an image of its own bias to those of all maps before it, so that without this a chain
@@ -412,7 +412,7 @@ class Engine:
             gated = [f.atoms for f in type_.factors if f.touches(other)]
             self.gates += [(self.origin, atoms) for atoms in gated]
         return Type(
-            cancelled([*left.factors, *right.factors]),
+            cancel([*left.factors, *right.factors]),
             (),
             self.imaged(left, varies[1]) + self.imaged(right, varies[0]),
         )
@@ -443,18 +443,14 @@ class Engine:
             # Every entry of one operand meets every entry of the other: scores, as of queries and keys.
             self.passed.setdefault("scores", []).extend(field.atoms for field in touching)
         passing = [field for field in fields if not any(field is t for t in touching)]
-        for group in components(cancelled(touching)):
+        for group in components(cancel(touching)):
             passing += self._contracted(group, summed, batch)
         left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | own_dims, summed)
-        strands = self._carried(left, summed, batch | other, sizes) + self._carried(
-            right, summed, batch | own_dims, sizes
-        )
-        return Type(cancelled(passing), (), images, strands=strands)
+        strands = self._carry(left, summed, batch | other, sizes) + self._carry(right, summed, batch | own_dims, sizes)
+        return Type(cancel(passing), (), images, strands=strands)
 
-    def _carried(
-        self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]
-    ) -> tuple[Strand, ...]:
+    def _carry(self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]) -> tuple[Strand, ...]:
         """Strands of a factor of a contraction: the other one is data that may vary along `along`."""
         images = []
         for strand in self.moving(type_).strands:
@@ -484,7 +480,7 @@ class Engine:
         else:
             for field in group:
                 self.partition.shatter(field.atoms)
-        return self._left_over(group, summed)
+        return self._remainder(group, summed)
 
 
 def fraction(number: int | float) -> Fraction:

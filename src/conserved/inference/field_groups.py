@@ -26,7 +26,7 @@ def within(a: Field, b: Field) -> bool:
     return set(a.dims) <= set(b.dims) and all(has_axis(b, axis) for axis in a.virtual)
 
 
-def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
+def cancel(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Fields without those that occur with opposite weights, equal ones added up."""
     fields_left: list[Field] = []
     for field in fields:

@@ -40,7 +40,7 @@ def guesses(program: CapturedProgram, operation: Operation) -> Iterator[StandIn]
     outs = [values[n].shape for n in operation.results if values[n].dtype.is_floating_point]
     if not shapes or not outs:
         return
-    for guess in _guessed(shapes, outs[0]):
+    for guess in _guess(shapes, outs[0]):
         yield _StandIn(guess, outs)
 
 
@@ -58,7 +58,7 @@ class _StandIn:
         return first if not rest else (first, *rest)
 
 
-def _guessed(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Guess]:
+def _guess(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Guess]:
     if len(shapes) >= 3 and len(out) >= 3 and all(len(shape) == len(out) for shape in shapes[:3]):
         yield from _attentions(shapes[0], shapes[1], shapes[2], out)
     if len(shapes) >= 2 and shapes[0] == shapes[1] == out:
@@ -93,11 +93,11 @@ def _attentions(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out:
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[-3] // k.shape[-3]
     if groups > 1:
-        k, v = (_repeated(tensor, groups) for tensor in (k, v))
+        k, v = (_repeat(tensor, groups) for tensor in (k, v))
     return _product(torch.softmax(_product(q, k.transpose(-1, -2)), -1), v)
 
 
-def _repeated(heads: Tensor, groups: int) -> Tensor:
+def _repeat(heads: Tensor, groups: int) -> Tensor:
     """Return every head several times."""
     *batch, count, length, width = heads.shape
     return heads.unsqueeze(-3).expand(*batch, count, groups, length, width).reshape(*batch, -1, length, width)

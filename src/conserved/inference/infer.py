@@ -18,15 +18,15 @@ from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
 from conserved.inference.gradient_accumulators import held_elsewhere
-from conserved.inference.materialised_models import is_sharded, made_up, materialised
-from conserved.inference.naming import named
+from conserved.inference.materialised_models import draw_values, is_sharded, materialize
+from conserved.inference.naming import name_symmetries
 from conserved.inference.parameters_without_gradient import inert, read_in_part
 from conserved.inference.probed import with_probed
-from conserved.inference.program_check import ProgramRun, checked_on_program
+from conserved.inference.program_check import ProgramRun, check_on_program
 from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
-from conserved.inference.typing import Typing, typed
+from conserved.inference.typing import Typing, type_program
 from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
@@ -76,9 +76,9 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    laws, program, run = _inferred(model, args, kwargs, loss)
+    laws, program, run = _infer(model, args, kwargs, loss)
     PROGRESS.enter(f"checking {len(laws)} laws on the program")
-    laws = checked_on_program(laws, program, run, classes=_classes(loss))
+    laws = check_on_program(laws, program, run, classes=_classes(loss))
     if isinstance(laws.derivation, Derivation):
         laws.derivation.program_check = laws.checked
     return laws
@@ -97,18 +97,18 @@ def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
     Returns:
         The symmetries that the rules allow.
     """
-    return _inferred(model, args, kwargs, "any")[0]
+    return _infer(model, args, kwargs, "any")[0]
 
 
 def _classes(loss: str) -> int | None:
     return -1 if loss == "cross_entropy" else None
 
 
-def _inferred(
+def _infer(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: str
 ) -> tuple[LawSet, CapturedProgram, ProgramRun]:
     PROGRESS.enter("following the program")
-    program, parameters, run = _followed(model, args, kwargs)
+    program, parameters, run = _follow(model, args, kwargs)
     classes = _classes(loss)
     laws = laws_of(program, parameters, classes=classes)
     assert isinstance(laws.derivation, Derivation)
@@ -119,7 +119,7 @@ def _inferred(
         laws.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
     if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
-        inner, prefix = unwrapped(model)
+        inner, prefix = unwrap(model)
 
         def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
             inner_parameters = {prefix + name: parameter for name, parameter in inner.named_parameters()}
@@ -138,10 +138,10 @@ def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
     """The laws of a captured program."""
-    typing = typed(program, classes)
+    typing = type_program(program, classes)
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
-    symmetries = over_unread_rows(named(assembly, assembly.found()), typing)
+    symmetries = over_unread_rows(name_symmetries(assembly, assembly.found()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
     if program.communicates:
         symmetries = [item for item in symmetries if partial.isdisjoint(item.parameters)]
@@ -192,7 +192,7 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     return "assumed" if np.isin(own_atoms[own_atoms > 0], through).any() else "typed"
 
 
-def _followed(
+def _follow(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     """The program of a call, the parameters that are trained, and how it is run again."""
@@ -235,7 +235,7 @@ def _module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
-    inner, prefix = unwrapped(model)
+    inner, prefix = unwrap(model)
     if has_flat_parameters(inner):
         raise NotImplementedError(FLAT)
     if runs_on_several(inner):
@@ -248,7 +248,7 @@ def _module(
         blank = any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
         if not blank or sum(parameter.numel() for parameter in parameters.values()) > LARGE:
             raise
-        twin = materialised(inner)
+        twin = materialize(inner)
         if twin is None:
             raise
         given = {prefix + name: parameter for name, parameter in twin.named_parameters()}
@@ -259,7 +259,7 @@ def _module(
 
 def _plain(tensor: Tensor) -> Tensor:
     """An input as one process would get it, with values: a sharded one is made up in its whole shape."""
-    return made_up(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
+    return draw_values(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
 
 
 def _run_again(model: nn.Module, prefix: str, inputs: Inputs) -> ProgramRun:
@@ -288,7 +288,7 @@ def _call(
     return _run(model, prefix, parameters, args, kwargs), (args, kwargs)
 
 
-def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
+def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
     """The module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters' names."""
     prefix = ""
     while True:

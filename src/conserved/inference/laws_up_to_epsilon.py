@@ -52,7 +52,7 @@ class Forgets:
         self._typing, self._parts = typing, parts
         self._rows = solution.expand[:, np.flatnonzero(solution.soft > 0)].tocsr()
         self._columns = self._rows.tocsc()
-        self._numbers = _numbered(typing)
+        self._numbers = _number_calls(typing)
         self._regions = {id(region): region for regions in typing.engine.regions.values() for region in regions}
         atoms = [
             np.stack([flat, np.full_like(flat, id(region))], 1)
@@ -145,7 +145,7 @@ def _power(factors: Sequence[tuple[float, np.ndarray]], vector: np.ndarray) -> f
     return total
 
 
-def _numbered(typing: Typing) -> dict[int, tuple[str, bool, int]]:
+def _number_calls(typing: Typing) -> dict[int, tuple[str, bool, int]]:
     """For every operation that forgets a scale: its module, whether it is a function, its number there."""
     soft = {softened.origin for softened in typing.engine.softened}
     counts: dict[tuple[str, bool], int] = {}
@@ -160,9 +160,9 @@ def _numbered(typing: Typing) -> dict[int, tuple[str, bool, int]]:
     return numbers
 
 
-def counted(typing: Typing) -> dict[tuple[str, bool], int]:
+def count_calls(typing: Typing) -> dict[tuple[str, bool], int]:
     """How many normalisations run in each module, those that are one operation apart from those written out."""
-    return dict(Counter((module, function) for module, function, _ in _numbered(typing).values()))
+    return dict(Counter((module, function) for module, function, _ in _number_calls(typing).values()))
 
 
 def _charges(softened: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:

@@ -27,7 +27,7 @@ from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
-from conserved.inference.program_state import undisturbed
+from conserved.inference.program_state import preserve_state
 from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
@@ -97,7 +97,7 @@ class FirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        if not torch.is_grad_enabled() or being_followed() or _transformed():
+        if not torch.is_grad_enabled() or being_followed() or _in_transform():
             return
         self._stop()
         if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
@@ -198,7 +198,7 @@ class FirstCallsOfParts(FirstCall):
                 function()
 
 
-def _transformed() -> bool:
+def _in_transform() -> bool:
     """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
     return in_function_transform()
 
@@ -299,7 +299,7 @@ def laws_of_model(
     args, kwargs = call or ((), {})
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
-        with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
+        with saved_tensors_hooks(Tensor.detach, _same), _as_written(), preserve_state(model):
             laws, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExampleError as problem:
         raise NoExampleError(

@@ -27,10 +27,10 @@ _LAST = np.uint64(0x94D049BB133111EB)
 def mix(a: Labels) -> Labels:
     """Return a hash of every entry."""
     with np.errstate(over="ignore"):
-        return _mixed(np.atleast_1d(a).astype(np.uint64))
+        return _mix(np.atleast_1d(a).astype(np.uint64))
 
 
-def _mixed(a: Labels) -> Labels:
+def _mix(a: Labels) -> Labels:
     """Return the hash, in place."""
     a += _ODD
     rest = np.empty_like(a)
@@ -46,7 +46,7 @@ def combine(a: Labels, b: Labels) -> Labels:
     """Return a hash of two labels, in order."""
     with np.errstate(over="ignore"):
         # An odd multiple of a is a bijection, and b is hashed: one more hash of the sum keeps the order.
-        return _mixed(np.asarray(a, dtype=np.uint64) * _MIX + mix(b))
+        return _mix(np.asarray(a, dtype=np.uint64) * _MIX + mix(b))
 
 
 def shared(labels: Labels) -> np.ndarray:

@@ -33,16 +33,16 @@ class _Marks:
     """Atoms along which all entries of one tensor meet all of another."""
 
 
-def named(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> list[Symmetry]:
+def name_symmetries(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
     marks = _Marks(
-        _marked(passed.get("homogeneous", []), count),
-        _marked(_gates(assembly), count),
-        _alike(assembly, _marked(passed.get("scores", []), count)),
+        _mark(passed.get("homogeneous", []), count),
+        _mark(_gates(assembly), count),
+        _alike(assembly, _mark(passed.get("scores", []), count)),
     )
-    described = [(*_described(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in symmetries]
+    described = [(*_describe(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in symmetries]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
     several = Counter((block, family) for block, family, _, _ in described)
@@ -87,7 +87,7 @@ def _place(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[int, int,
     return first.region.origin, first.factor, index
 
 
-def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
+def _mark(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
     """For every atom whether it is in one of the arrays."""
     result = np.zeros(count, dtype=bool)
     for array in arrays:
@@ -110,7 +110,7 @@ def _pair(found_symmetry: FoundSymmetry, marks: _Marks) -> str:
     return "query_key" if any(marks.scores[a].any() for a in atoms) else "inner_product"
 
 
-def _described(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
+def _describe(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
     """Block, family and part of a symmetry."""
     if found_symmetry.family:
         module, _, leaf = found_symmetry.legs[0].view.parameter.rpartition(".")

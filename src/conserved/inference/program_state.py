@@ -24,7 +24,7 @@ _CONTAINERS = (list, dict, set)
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Within it, a model may be called; afterwards the plain attributes and containers it keeps are as before.
 
     Args:
@@ -34,7 +34,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         (module, {name: value for name, value in vars(module).items() if name not in _OWN})
         for module in model.modules()
     ]
-    contents = [(item, _copied(item)) for item in _containers(model, attributes)]
+    contents = [(item, _copy(item)) for item in _containers(model, attributes)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -58,23 +58,23 @@ def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, An
     values = [value for _, own in attributes for value in own.values()]
     for module in model.modules():
         for hook in forward_hooks_of(module):
-            values += _reached(hook)
+            values += _reach(hook)
     return list({id(item): item for item in values if type(item) in _CONTAINERS}.values())
 
 
-def _reached(hook: Callable[..., Any]) -> list[Any]:
+def _reach(hook: Callable[..., Any]) -> list[Any]:
     """Objects that a function can write to: in its closure, its arguments, its object, and globals that it names."""
     if isinstance(hook, partial):
-        return [*hook.args, *hook.keywords.values(), *_reached(hook.func)]
+        return [*hook.args, *hook.keywords.values(), *_reach(hook.func)]
     owner = getattr(hook, "__self__", None)
     objects = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
     function = getattr(hook, "__func__", hook)
-    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     return objects + [names[name] for name in getattr(code, "co_names", ()) if name in names]
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -82,7 +82,7 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def _copied(container: Any) -> Any:
+def _copy(container: Any) -> Any:
     return container.copy()
 
 

@@ -269,7 +269,7 @@ def _operand(f: FieldProgram, ref: Any, like: FieldNumbers | None = None) -> Fie
     return numbers
 
 
-def _aligned(*operands: FieldNumbers) -> list[FieldNumbers]:
+def _align(*operands: FieldNumbers) -> list[FieldNumbers]:
     """Operands with as many axes, so that they broadcast behind the draws."""
     count = max(operand.ndim for operand in operands)
     return [operand.reshape(DRAWS, *(1,) * (count - operand.ndim), *operand.shape[1:]) for operand in operands]
@@ -277,7 +277,7 @@ def _aligned(*operands: FieldNumbers) -> list[FieldNumbers]:
 
 def _sum(sign: int) -> Callable[[FieldProgram, Operation], FieldNumbers]:
     def rule(f: FieldProgram, operation: Operation) -> FieldNumbers:
-        a, b = _aligned(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
+        a, b = _align(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
         alpha = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("alpha", 1)
         return (a + sign * _modular(float(alpha)) * b) % PRIME
 
@@ -285,18 +285,18 @@ def _sum(sign: int) -> Callable[[FieldProgram, Operation], FieldNumbers]:
 
 
 def _times(f: FieldProgram, operation: Operation) -> FieldNumbers:
-    a, b = _aligned(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
+    a, b = _align(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
     return a * b % PRIME
 
 
 def _over(f: FieldProgram, operation: Operation) -> FieldNumbers:
     if len(operation.args) > 2 or operation.kwargs:
         raise ValueError("rounding")
-    a, b = _aligned(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
+    a, b = _align(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
     return a * inverse(b) % PRIME
 
 
-def _reduced(f: FieldProgram, operation: Operation) -> FieldNumbers:
+def _reduce(f: FieldProgram, operation: Operation) -> FieldNumbers:
     x = _operand(f, operation.args[0])
     dims = operation.args[1] if len(operation.args) > 1 else None
     keep = bool(operation.args[2]) if len(operation.args) > 2 else bool(operation.kwargs.get("keepdim", False))
@@ -314,7 +314,7 @@ def _mm(f: FieldProgram, operation: Operation) -> FieldNumbers:
 def _addmm(f: FieldProgram, operation: Operation) -> FieldNumbers:
     if operation.kwargs:
         raise ValueError("scaled")
-    bias, result = _aligned(
+    bias, result = _align(
         _operand(f, operation.args[0]), product(_operand(f, operation.args[1]), _operand(f, operation.args[2]))
     )
     return (bias + result) % PRIME
@@ -336,7 +336,7 @@ def _layer_norm(f: FieldProgram, operation: Operation) -> FieldNumbers:
     result = centred * f.generator.integers(1, PRIME, (DRAWS, *centred.sum(axes, keepdims=True).shape[1:])) % PRIME
     for ref, add in ((operation.args[2], False), (operation.args[3], True)):
         if ref is not None:
-            result, other = _aligned(result, _operand(f, ref))
+            result, other = _align(result, _operand(f, ref))
             result = (result + other if add else result * other) % PRIME
     return result
 
@@ -366,8 +366,8 @@ _ARITHMETIC: dict[str, Callable[[FieldProgram, Operation], FieldNumbers]] = {
     "aten::neg": lambda f, operation: (-_operand(f, operation.args[0])) % PRIME,
     "aten::mul": _times,
     "aten::div": _over,
-    "aten::sum": _reduced,
-    "aten::mean": _reduced,
+    "aten::sum": _reduce,
+    "aten::mean": _reduce,
     "aten::cumsum": _cumulative,
     "aten::mm": _mm,
     "aten::bmm": _mm,

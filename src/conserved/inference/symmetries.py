@@ -15,7 +15,7 @@ from conserved.inference.echelon import Echelon, Row
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
-from conserved.inference.system import Solution, unsolved
+from conserved.inference.system import Solution, unsolved_motions
 from conserved.inference.translations import Translations
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
@@ -65,7 +65,7 @@ class Assembly:
         member[many] = np.arange(many.size)
         moved = member[self.classes[:count]]
         moved[0] = -1
-        holds = ~unsolved(self.engine.charges, moved, self.orientation[:count], many.size)
+        holds = ~unsolved_motions(self.engine.charges, moved, self.orientation[:count], many.size)
         groups: dict[int, list[int]] = {}
         for cls, good in zip(many, holds, strict=True):
             groups.setdefault(int(self.blocks[cls]), []).append(int(cls) if good else -1)

@@ -43,7 +43,7 @@ class Typing:
     """Parameters that went through an autograd function, or have a hook on a part, before their first use."""
 
 
-def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
+def type_program(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
     """Type a program.
 
     Args:
@@ -95,7 +95,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     step = Step(typing.engine, program, operation, known, typing.deferred)
     inputs = operation.inputs()
     typing.reached.update(name for number in inputs if (name := program.values[number].parameter) is not None)
-    moving = [number for number in inputs if number in typing.deferred or not _fixed(known.get(number, FIXED))]
+    moving = [number for number in inputs if number in typing.deferred or not _is_fixed(known.get(number, FIXED))]
     name = base_name(operation.name)
     if name not in _KEEPS_STRANDS:
         for number in inputs:
@@ -124,7 +124,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         typing.unknown[name] += 1
         fix_all(step)
         return
-    again = _seen(typing, operation, name)
+    again = _earlier_result(typing, operation, name)
     if again is not None:
         known[operation.results[0]] = again
         return
@@ -163,7 +163,7 @@ _REPEATED = {"aten::sub", "aten::add", "aten::mean", "aten::sum"}
 """Operations that programs write down twice for one value, as x − mean(x) in a norm."""
 
 
-def _seen(typing: Typing, operation: Operation, name: str) -> Known | None:
+def _earlier_result(typing: Typing, operation: Operation, name: str) -> Known | None:
     """Return the type of an earlier result of the same operation on the same values: both shifts are one."""
     if name not in _REPEATED or operation.custom or len(operation.results) != 1:
         return None
@@ -233,7 +233,7 @@ def _is_zero(argument: Any) -> bool:
     return isinstance(argument, int | float) and not isinstance(argument, bool) and argument == 0
 
 
-def _fixed(known: Known) -> bool:
+def _is_fixed(known: Known) -> bool:
     return isinstance(known, Type) and known.fixed
 
 

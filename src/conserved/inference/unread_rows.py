@@ -29,7 +29,7 @@ def over_unread_rows(symmetries: Iterable[Symmetry], typing: Typing) -> list[Sym
             dim, rows = axes[0]
             cut[name] = dim, (int(rows[0]), int(rows[0]) + rows.size)
     return [
-        replace(symmetry, legs=tuple(_extended(leg, symmetry, cut) for leg in symmetry.legs)) if cut else symmetry
+        replace(symmetry, legs=tuple(_extend(leg, symmetry, cut) for leg in symmetry.legs)) if cut else symmetry
         for symmetry in symmetries
     ]
 
@@ -38,7 +38,7 @@ def _cut_axes(region: Region) -> list[int]:
     return [dim for dim, size in enumerate(region.shape) if region.sets[dim].size != size]
 
 
-def _extended(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int, int]]]) -> Leg:
+def _extend(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int, int]]]) -> Leg:
     view = leg.view
     if view.parameter not in cut or view.rows is not None or len(view.shape) < 2:
         return leg

@@ -22,7 +22,7 @@ def sinks_of(args: Any) -> list[Sink]:
     """
     names = args.report_to if isinstance(args.report_to, list | tuple) else [args.report_to]
     every = int(args.logging_steps) if args.logging_steps and args.logging_steps >= 1 else 100
-    return [Sampled(sink, every) for sink in _found(set(names), Path(args.output_dir))]
+    return [Sampled(sink, every) for sink in _sinks_in(set(names), Path(args.output_dir))]
 
 
 def tell(monitor: Monitor, here: bool) -> None:
@@ -31,7 +31,7 @@ def tell(monitor: Monitor, here: bool) -> None:
         sys.stderr.write(printable(monitor.summary(), lines=True) + "\n")
 
 
-def _found(names: set[str], output: Path) -> Iterator[Sink]:
+def _sinks_in(names: set[str], output: Path) -> Iterator[Sink]:
     if "tensorboard" in names and (folder := _tensorboard_folder(output)) is not None:
         yield TensorBoard(folder)
     wandb: Any = sys.modules.get("wandb")

@@ -12,12 +12,12 @@ from dataclasses import replace
 from conserved.symmetry import Leg, OuterProduct, Scaling, Symmetry
 
 
-def spoiled(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
+def spoil(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
     """One spoiled form for every law that has one."""
-    return tuple(form for symmetry in symmetries for form in _spoiled(symmetry))
+    return tuple(form for symmetry in symmetries for form in _spoil(symmetry))
 
 
-def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
+def _spoil(symmetry: Symmetry) -> Iterator[Symmetry]:
     """Spoil the sign or the pairing that the products of the kind depend on."""
     legs: tuple[Leg, ...] = ()
     kind, products = symmetry.kind, symmetry.kind.products

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved._torch_compat import foreach_norm
-from conserved.laws.rescaled_identities import norms, reweighed
+from conserved.laws.rescaled_identities import norms, reweigh
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry, Tensors, whole
@@ -232,7 +232,7 @@ class PendingBalance:
         odd = _suspects(odd, plan.symmetries, values, scales, norm_of)
         if self.meshes:
             # All processes gather what any of them has to look at again.
-            odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
+            odd = np.array(_agree(odd.astype(float).tolist(), self.meshes)) > 0
         if self.made:
             real = np.array([name not in self.made for name in names], dtype=bool)
             names, lengths = tuple(name for name in names if name not in self.made), lengths[real]
@@ -248,13 +248,13 @@ class PendingBalance:
         for index in np.flatnonzero(odd).tolist():
             symmetry, floor = plan.symmetries[index], self.least.get(index, 0.0) * everything
             if gradients is not None:
-                residuals[index], scales[index], tested[index] = reweighed(symmetry, theta, gradients, floor)
+                residuals[index], scales[index], tested[index] = reweigh(symmetry, theta, gradients, floor)
             else:
                 infinite = not all(isfinite(norm_of.get(name, 0.0)) for name in symmetry.parameters)
                 residuals[index], tested[index] = (nan if infinite else 0.0), infinite
         seen = observed_precision(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
         if self.meshes:
-            agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
+            agreed = _agree([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
             seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
         worst_ranks = None
         for group in self.groups:
@@ -394,7 +394,7 @@ def _meshes(tensors: Tensors) -> list[Any]:
     return list(meshes.values())
 
 
-def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
+def _agree(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
     """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
     import torch.distributed as dist
 

@@ -13,16 +13,16 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from conserved.laws.baselines import spoiled
+from conserved.laws.baselines import spoil
 from conserved.laws.coverage import Coverage
 from conserved.laws.identities import Balance, balance_of
 from conserved.laws.independence import rank_of_gradients
-from conserved.laws.law_table import listed, rows, totals
+from conserved.laws.law_table import rows, table_lines, totals
 from conserved.laws.program_check import ProgramCheck
-from conserved.laws.verification import verified
+from conserved.laws.verification import verify
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
-from conserved.output.lines import joined
+from conserved.output.lines import join_lines
 from conserved.plain_data import record_of, text
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Verdict
@@ -386,12 +386,12 @@ class LawSet:
         Returns:
             One verdict; `.parts` holds one for every law. Rounding is that of the coarsest precision the pass used.
         """
-        return verified(self, self._theta(None), loss_fn)
+        return verify(self, self._theta(None), loss_fn)
 
     def summary(self) -> str:
         """Return a table by block, as text."""
         dropped = [(item.name, item.reason) for item in self.dropped]
-        return joined(listed(self.symmetries, self.unclaimed, dropped, None, 120), 120)
+        return join_lines(table_lines(self.symmetries, self.unclaimed, dropped, None, 120), 120)
 
     def _repr_html_(self) -> str:
         """Return the table of `summary`, for notebooks."""
@@ -416,7 +416,7 @@ class LawSet:
             For every law that has one, a form with a sign or a pairing spoiled (the paper's Appendix E.2); its family
             is that of the law with `not_` before it. A law's drift is to be compared with its baseline's.
         """
-        return LawSet(symmetries=spoiled(self.symmetries), parameters=self.parameters)
+        return LawSet(symmetries=spoil(self.symmetries), parameters=self.parameters)
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON; parameter values are not part of it."""

@@ -54,7 +54,7 @@ def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
     return text if independent is None else f"{text}; {independent:,} are independent at these weights"
 
 
-def listed(
+def table_lines(
     symmetries: Sequence[Symmetry],
     unclaimed: Sequence[str],
     dropped: Sequence[tuple[str, str]],
@@ -66,14 +66,14 @@ def listed(
     lines.append(TextLine(totals(symmetries, independent), style="bold"))
     if dropped:
         lines += [TextLine(), TextLine(f"Not conserved in this model ({len(dropped)}):")]
-        lines += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
+        lines += _truncate(_fold([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
         lines += [TextLine(), TextLine(f"No law spans {len(unclaimed)} parameters:")]
-        lines += _cut(_folded(unclaimed))
+        lines += _truncate(_fold(unclaimed))
     return lines
 
 
-def _folded(lines: Sequence[str]) -> list[str]:
+def _fold(lines: Sequence[str]) -> list[str]:
     """Lines that differ in numbers only, such as those of equal layers, as one."""
     alike: dict[str, list[str]] = {}
     for line in lines:
@@ -81,7 +81,7 @@ def _folded(lines: Sequence[str]) -> list[str]:
     return [_range(members) for members in alike.values()]
 
 
-def _cut(lines: Sequence[str], most: int = 20) -> list[TextLine]:
+def _truncate(lines: Sequence[str], most: int = 20) -> list[TextLine]:
     """The first lines, indented, and how many more there are."""
     rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
     return [TextLine(line, 2) for line in [*lines[:most], *rest]]

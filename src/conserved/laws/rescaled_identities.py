@@ -17,7 +17,7 @@ from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
 
-def reweighed(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float) -> tuple[float, float, bool]:
+def reweigh(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float) -> tuple[float, float, bool]:
     """The residual of one identity, what it is relative to, and whether it says anything.
 
     It does where a gradient reached a leg and not all legs are zero: with one factor at zero, A dAᵀ = B dBᵀ asks that

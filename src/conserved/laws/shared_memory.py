@@ -84,14 +84,14 @@ def _extent(tensor: Tensor) -> list[tuple[int, int]]:
 
 def _share(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors whose extents overlap have an entry in common."""
-    if _filled(a) and _filled(b):
+    if _is_filled(a) and _is_filled(b):
         return True
     if a.element_size() != b.element_size() or max(a.numel(), b.numel()) > _LISTED:
         return True
     return bool(np.isin(_addresses(a), _addresses(b)).any())
 
 
-def _filled(tensor: Tensor) -> bool:
+def _is_filled(tensor: Tensor) -> bool:
     """Return whether a tensor has no gaps."""
     (extent,) = _extent(tensor)
     return extent[1] - extent[0] == prod(tensor.shape) * tensor.element_size()

@@ -29,7 +29,7 @@ _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.
 """By complex type, the precision of its parts."""
 
 
-def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
+def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
     """`LawSet.verify`: one backward pass of `loss_fn()`, every identity held against the rounding of that pass."""
     names = list(laws.plan.needs)
     if not names:
@@ -62,7 +62,7 @@ def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Te
     parts = {
         s.name: moved_along[s.name]
         if s.name in moved_along
-        else _judged(
+        else _judge(
             s.name,
             float(residual),
             rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
@@ -123,7 +123,7 @@ def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -
             parameters[name].grad = before[name]
 
 
-def _judged(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
+def _judge(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
     """Return the same as a verdict."""
     outcome = status(residual, limit, tested=tested, nearly=nearly)
     if not tested:

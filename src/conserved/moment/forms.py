@@ -79,7 +79,7 @@ class ProductList:
     """Whether values are the products as they come."""
 
 
-def multiplied(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
+def product_list(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
     """Return what is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
     return _recipe(products, pairs, degree < 0, wanted)
 
@@ -140,7 +140,7 @@ def forms(
         wanted: which part, and whether sums of squares come with it.
 
     """
-    recipe = multiplied(products, pairs, degree, wanted)
+    recipe = product_list(products, pairs, degree, wanted)
     if not isinstance(products, RowProducts):
         return backend.outer_products(legs, recipe.products, dtype, sizes=wanted.sizes)
     if not products.terms:
@@ -158,7 +158,7 @@ def forms(
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
         for source, row in recipe.rows
     ]
-    return finished(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
+    return assemble_forms(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -166,7 +166,7 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack([*tensors])
 
 
-def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> Found:
+def assemble_forms(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> Found:
     """Forms of all pairs from the products of a recipe."""
     if not isinstance(products, RowProducts):
         return sums, squares
@@ -178,7 +178,7 @@ def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Ten
         return sums, squares
     values = []
     for numbers in recipe.sums:
-        columns = [_signed(sums, part) for part in numbers]
+        columns = [_signed_sum(sums, part) for part in numbers]
         values.append(columns[0] if len(columns) == 1 else torch.stack(columns, -1))
     stacked = values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)
     if squares is None:
@@ -187,7 +187,7 @@ def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Ten
     return stacked, torch.stack([torch.as_tensor(total) for total in spread])
 
 
-def _signed(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
+def _signed_sum(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
     if not part:
         return torch.zeros_like(each[0])
     (first, sign), *rest = part

@@ -52,7 +52,7 @@ class HostCopy:
         return self.host
 
 
-def sent(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
+def send_to_device(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
     """Return numbers of the host on a device, without making a GPU wait for them."""
     host = torch.from_numpy(numbers)
     # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.moment.host_copies import sent
+from conserved.moment.host_copies import send_to_device
 from conserved.moment.layouts import Axes, PlacedProduct, PlainTensors
 
 _VECTOR = 8
@@ -121,7 +121,7 @@ class Addresses:
     @staticmethod
     def of(tensors: PlainTensors) -> Addresses:
         """Return the addresses of tensors."""
-        return Addresses(sent(tensors.addresses, tensors.device), tensors.aligned)
+        return Addresses(send_to_device(tensors.addresses, tensors.device), tensors.aligned)
 
 
 @dataclass(slots=True)

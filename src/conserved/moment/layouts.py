@@ -54,7 +54,7 @@ class Layout:
         ordered = [remaining[index] for index in reading.order]
         first = len(ordered) - len(view.axes) - len(view.rest)
         second = first + len(view.axes)
-        merged = [_merged(part) for part in (ordered[:first], ordered[first:second], ordered[second:])]
+        merged = [_merge(part) for part in (ordered[:first], ordered[first:second], ordered[second:])]
         if any(len(part) > 2 for part in merged):
             return None
         batch, rows, columns = (_two(part) for part in merged)
@@ -114,7 +114,7 @@ class Layout:
         return replace(self, batch=batch, columns=((1, 0), (columns, stride))), pieces
 
 
-def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:
+def _merge(axes: list[SizeAndStride]) -> list[SizeAndStride]:
     """Return the same entries in the same order with as few axes as possible."""
     result: list[SizeAndStride] = []
     for size, stride in axes:

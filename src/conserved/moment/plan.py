@@ -346,13 +346,13 @@ class Plan:
             )
             sums = Sums(pairs, wanted.absolute)
             for position, degree in enumerate(units[0][0].degrees):
-                legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in matrices]
+                legs = [_concatenate([legs[position] for legs in source], unit, precision) for source in matrices]
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
                 sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, constants, precision, wanted), degree)
             yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
 
 
-def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
+def _concatenate(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
     """One leg of a few batches as one tensor of (symmetries, n, m); of a single one as it lies, in the type it has."""
     if len(unit) == 1:
         return matrices[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conserved._torch_compat import foreach_add_, foreach_div, foreach_sqrt
 from conserved.moment import triton_backend
-from conserved.moment.host_copies import sent
+from conserved.moment.host_copies import send_to_device
 from conserved.moment.layouts import PlainTensors
 
 _BLOCK, _BLOCKS = 1024, 8
@@ -54,7 +54,7 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))
     programs, places = _programs(sizes, device)
     out = torch.empty(int(places[-1]), device=device)
-    table = sent(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
+    table = send_to_device(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
     with torch.cuda.device_of(out):
         if programs.shape[0]:
             kernels.root_quotients[(programs.shape[0],)](
@@ -78,7 +78,7 @@ def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, NDA
     counts = -(-np.array(sizes) // (_BLOCK * _BLOCKS))
     numbers = np.repeat(np.arange(len(sizes)), counts)
     blocks = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-    programs = sent(np.stack((numbers, blocks), -1).astype(np.int32), device)
+    programs = send_to_device(np.stack((numbers, blocks), -1).astype(np.int32), device)
     rounded = -(-np.array(sizes) // _TOGETHER) * _TOGETHER
     return programs, np.concatenate(([0], np.cumsum(rounded)))
 

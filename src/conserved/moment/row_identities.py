@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Wanted, multiplied
+from conserved.moment.forms import Wanted, product_list
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
 from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import placed_rows
@@ -140,7 +140,7 @@ class RowIdentities:
     def products(self, batch: Batch, number: int) -> tuple[PlacedProduct, ...] | None:
         """Return the row products of one leg; None if they cannot be read."""
         layout, products = batch.legs[number].layout, self.symmetries[batch.members[0]].kind.products
-        return None if layout is None else _placed(products, layout, batch.degrees[number])
+        return None if layout is None else _place_products(products, layout, batch.degrees[number])
 
     def sizes(self, tensors: PlainTensors) -> RowSizes:
         """‖μ(θ, G)‖ of all of them, and what it is held against: of all parameters, then of all of their gradients."""
@@ -295,7 +295,7 @@ class _Drafting:
             and (name, shift) in self._whole
         ):
             return [reading.as_one() for reading in self._whole[name, shift]]
-        result = [self._read(name, part, shift) for part in _cut(product)]
+        result = [self._read(name, part, shift) for part in _cut_rows(product)]
         if layout == product.second and sum(reading.entries for reading in result) == entries:
             self._gradients.setdefault(name, result)
             if not product.lifted:
@@ -330,9 +330,9 @@ class _Drafting:
         return _Reading(sums.size * layout.count("columns"), sums, launch, programs)
 
 
-def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedProduct, ...] | None:
+def _place_products(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedProduct, ...] | None:
     """What `forms` multiplies of a leg for the pair (θ, G), a row of θ first; None if strides do not say where."""
-    recipe = multiplied(products, ((0, 1),), degree, Wanted())
+    recipe = product_list(products, ((0, 1),), degree, Wanted())
     if not isinstance(products, RowProducts) or not recipe.rows or recipe.whole:
         return None
     rows = placed_rows(products, recipe, layout)
@@ -346,7 +346,7 @@ def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedP
     return tuple(placed)
 
 
-def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:
+def _cut_rows(product: PlacedProduct) -> Iterator[PlacedProduct]:
     """Yield the same product in parts that programs go through quickly.
 
     A sum over all entries has each of them as a row of its own: they are read as rows that are long. Where rows lie

@@ -38,7 +38,7 @@ def paragraph(text: str, *, quiet: bool = False) -> str:
     return f'<p style="{style}">{escape(text)}</p>'
 
 
-def preformatted(text: str) -> str:
+def preformat(text: str) -> str:
     """Text whose columns are aligned, in lines that scroll and do not wrap."""
     return f'<pre style="margin:.35em 0;background:none;line-height:1.35">{escape(printable(text, lines=True))}</pre>'
 

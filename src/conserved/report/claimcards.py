@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from conserved.report.mathematics import typeset
-from conserved.report.numerals import shown
+from conserved.report.numerals import format_number
 from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
@@ -74,7 +74,7 @@ def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
     """Return a card from an outcome's record."""
     evidence = [(item.get("what", ""), item.get("value"), item.get("limit")) for item in content.get("evidence") or ()]
     witness = content.get("witness") or {}
-    values = [(str(name), shown(value)) for name, value in (witness.get("values") or {}).items()]
+    values = [(str(name), format_number(value)) for name, value in (witness.get("values") or {}).items()]
     seconds = content.get("seconds")
     texts: dict[str, Any] = {name: str(content.get(name) or "") for name in _TEXTS}
     return ClaimCard(

@@ -53,7 +53,7 @@ class Anchors:
         return self._known[name]
 
 
-def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
+def render(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
     """The page as text; with `refresh`, a browser loads it again after as many seconds."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -122,7 +122,7 @@ def _flat(values: Any) -> Iterator[float]:
         yield float(values)
 
 
-def written(text: str, output: str | Path) -> Path:
+def write_page(text: str, output: str | Path) -> Path:
     """Put the page in its place, whole or not at all; what was there before stays until then."""
     path = Path(output)
     if path.is_dir():

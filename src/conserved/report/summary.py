@@ -43,7 +43,9 @@ def verdict_line(contents: Contents) -> tuple[Status, str]:
     wrong = [item for item in decided if item.status is Status.REFUTED]
     if wrong:
         return status, _sentence([f"{item.label.lower()}: {item.figure} {item.sentence}" for item in wrong])
-    parts = [part for part in (_audited(contents), _accounted(contents), _measured(contents)) if part]
+    parts = [
+        part for part in (_audit_sentence(contents), _account_sentence(contents), _figure_sentence(contents)) if part
+    ]
     if not parts:
         parts = [f"{item.label.lower()}: {item.figure} {item.sentence}" for item in headlines(contents)]
     return status, _sentence(parts)
@@ -54,7 +56,7 @@ def _sentence(parts: list[str]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _audited(contents: Contents) -> str:
+def _audit_sentence(contents: Contents) -> str:
     clean = [audit for audit in contents.audits if audit.status is Status.VERIFIED]
     caught = [audit for audit in contents.audits if audit.expected == Status.REFUTED and audit.as_expected]
     spans = [audit.coverage for audit in clean if audit.coverage is not None]
@@ -69,12 +71,12 @@ def _audited(contents: Contents) -> str:
     return text
 
 
-def _accounted(contents: Contents) -> str:
+def _account_sentence(contents: Contents) -> str:
     steps = sum(run.steps for run in contents.runs)
     return f"the account of all {steps:,} optimizer steps closes" if steps else ""
 
 
-def _measured(contents: Contents) -> str:
+def _figure_sentence(contents: Contents) -> str:
     count = sum(item.holds is not None for plot in contents.figures for item in plot.findings)
     return f"all {count} measured statements hold" if count else ""
 
@@ -122,10 +124,12 @@ def result_title(contents: Contents) -> str:
 
 def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
     """Of every kind of alarm, for the top of the report: run, step, what is wrong, and what to look at."""
-    return tuple((run.name, step, *_headed(message)) for run in contents.runs for step, _, message in run.first_alarms)
+    return tuple(
+        (run.name, step, *_split_heading(message)) for run in contents.runs for step, _, message in run.first_alarms
+    )
 
 
-def _headed(message: str) -> tuple[str, str]:
+def _split_heading(message: str) -> tuple[str, str]:
     """The first sentence of a message, and the others."""
     first, *others = re.split(r"(?<=[.!?]) (?=[A-Z])", message, maxsplit=1)
     return first, "".join(others)

@@ -41,7 +41,7 @@ def width_of(text: Any, size: float = 11.5) -> float:
     return 0.56 * size * len(plain(text))
 
 
-def shortened(text: Any, room: float, size: float = 11.5) -> str:
+def shorten(text: Any, room: float, size: float = 11.5) -> str:
     """A label cut to the room there is; the whole of it is in the numbers beside the plot."""
     words, most = plain(text), max(int(min(room, 1e4) / (0.56 * size)), 4)
     return words if len(words) <= most else f"{words[: most - 1]}…"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.report.numerals import numeral, shown, without_folders
+from conserved.report.numerals import format_number, numeral, without_folders
 from conserved.report.plot import Plot, axes, line, trace
 from conserved.report.table import ReportTable
 from conserved.store.run_digest import Digest, FamilyStep
@@ -53,8 +53,8 @@ class RunSection:
 def run_section(run: Digest) -> RunSection:
     """A section from a run's digest; its verdict is whether the account closed to rounding in every step."""
     trouble = _trouble(run)
-    status, message = _judged(run, trouble)
-    config = [(str(key), shown(value)) for key, value in without_folders(run.config).items()]
+    status, message = _judge(run, trouble)
+    config = [(str(key), format_number(value)) for key, value in without_folders(run.config).items()]
     first = tuple((alarm.step, alarm.law, alarm.text) for alarm in run.alarms)
     drawn = sorted(run.ledger, key=lambda family: -_peak(run.ledger[family]))[:_FAMILIES_DRAWN]
     return RunSection(
@@ -105,7 +105,7 @@ def _trouble(run: Digest) -> str:
     return "; ".join(f"{text} from step {step:,} on" for text, step in first.items())
 
 
-def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
+def _judge(run: Digest, trouble: str) -> tuple[Status, str]:
     if not run.steps or (run.worst is None and not run.not_finite):
         return Status.INCONCLUSIVE, "No step has been recorded yet."
     if run.not_finite:

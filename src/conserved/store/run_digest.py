@@ -136,10 +136,10 @@ def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str,
         at,
     )
     audits = [row for row in rows if row[1].startswith("audit/")]
-    return _series([row for row in rows if not row[1].startswith("audit/")], shown) | _held(audits, shown)
+    return _series([row for row in rows if not row[1].startswith("audit/")], shown) | _hold_values(audits, shown)
 
 
-def _held(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
+def _hold_values(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
     """Series of numbers that stay known until the next one comes; after the last nothing is known."""
     series: dict[str, list[tuple[int, float]]] = {}
     for step, name, value in sorted(rows):

@@ -24,11 +24,11 @@ from conserved.store.store_file import (
     FileMark,
     RunTakenError,
     Writer,
-    connected,
-    connected_to_write,
-    named,
+    connect,
+    connect_to_write,
+    name_file_in_errors,
+    report_damage,
     transaction,
-    undamaged,
 )
 
 _SCHEMA = (
@@ -95,7 +95,7 @@ class RunStore:
         self.path = Path(path)
         if not self.path.exists():
             raise FileNotFoundError(f"There is no run store at {self.path}.")
-        self._db = connected(self.path)
+        self._db = connect(self.path)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -114,7 +114,7 @@ class RunStore:
     @contextmanager
     def snapshot(self) -> Iterator[RunStore]:
         """Read inside it at one moment of the store, even while others write to it."""
-        with named(self.path):
+        with name_file_in_errors(self.path):
             self._db.execute("begin")
         try:
             yield self
@@ -132,7 +132,7 @@ class RunStore:
         Returns:
             The rows as tuples.
         """
-        with named(self.path):
+        with name_file_in_errors(self.path):
             return self._db.execute(query, given).fetchall()
 
     def runs(self) -> list[str]:
@@ -142,7 +142,7 @@ class RunStore:
     def config(self, run: str) -> dict[str, Any]:
         """Return the settings that the run of this name was started with."""
         number = self._id(run)
-        with undamaged(self.path):
+        with report_damage(self.path):
             return dict(json.loads(self.select("select config from run where id = ?", number)[0][0]))
 
     def steps(self, run: str) -> list[int]:
@@ -168,7 +168,7 @@ class RunStore:
         if step is not None:
             where += " and step = ?"
             given.append(step)
-        with undamaged(self.path):
+        with report_damage(self.path):
             names = dict(self.select("select number, name from law where run = ?", given[0]))
             if law is not None:
                 where += " and law in (select value from json_each(?))"
@@ -239,7 +239,7 @@ class RunStore:
         columns = "step, code, law, value, bound, message, family, laws, count, last"
         query = f"select {columns} from alarm where run = ? order by step, number limit ?"
         rows = self.select(query, self._id(run), most)
-        with undamaged(self.path):
+        with report_damage(self.path):
             return [
                 Alarm(
                     step=step,
@@ -279,12 +279,12 @@ class RunStore:
         rows = self.select(
             "select name, shape, value from reference join law using (run, number) where run = ?", self._id(run)
         )
-        with undamaged(self.path):
+        with report_damage(self.path):
             return {name: _tensor(value, json.loads(shape)) for name, shape, value in rows}
 
     def documents(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return the documents that `store_document` put under a kind, by name, oldest first."""
-        with undamaged(self.path):
+        with report_damage(self.path):
             return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
 
     def documents_as_text(self, kind: str) -> dict[str, str]:
@@ -297,7 +297,7 @@ class RunStore:
     def _by_step(self, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, float]]:
         """Rows of (step, name, value)."""
         steps: dict[int, dict[str, float]] = {}
-        with undamaged(self.path):
+        with report_damage(self.path):
             for step, name, value in rows:
                 steps.setdefault(step, {})[name] = real(value)
         return steps
@@ -329,7 +329,7 @@ def store_document(path: str | Path, kind: str, name: str, content: Mapping[str,
     text = json.dumps(dict(content))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(connected_to_write(path)) as db, transaction(db, path):
+    with closing(connect_to_write(path)) as db, transaction(db, path):
         for statement in _SCHEMA:
             db.execute(statement)
         _insert(db, "document", [(kind, name, time.time(), text)])
@@ -371,7 +371,7 @@ class SQLite(Sink):
 
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        db = connected_to_write(self.path)
+        db = connect_to_write(self.path)
         self._writer, self._name = Writer(), run.name
         try:
             with transaction(db, self.path):
@@ -417,7 +417,7 @@ class SQLite(Sink):
         assert self._db is not None, "begin() opens the store"
         self._mark.check()
         at = (self._run, record.step)
-        detailed_step = self._detail is None or bool(record.alarms) or detailed(record.step, self._detail)
+        detailed_step = self._detail is None or bool(record.alarms) or is_detailed(record.step, self._detail)
         self._late = None if detailed_step else record
         readings = dict(record.readings) if detailed_step else dict(record.readings) | record.totals()
         with transaction(self._db, self.path) as db:
@@ -476,7 +476,7 @@ class SQLite(Sink):
             )
 
 
-def detailed(step: int, most: int) -> bool:
+def is_detailed(step: int, most: int) -> bool:
     """Whether the rows of a step are kept: all at first, then `most` in every doubling of the number of steps."""
     stride = 1
     while step > 2 * most * stride:

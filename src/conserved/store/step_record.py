@@ -77,7 +77,7 @@ By = Literal["block", "layer", "family", "law"]
 """What equation (10) is averaged over."""
 
 
-def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:
+def average(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:
     """Equation (10) for groups of laws, from the mean of each."""
     total: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
@@ -149,7 +149,7 @@ class StepRecord:
         Returns:
             By block, layer, family or law, the mean relative change.
         """
-        return averaged(self.laws, self.column("error"), by)
+        return average(self.laws, self.column("error"), by)
 
     def totals(self) -> dict[str, float]:
         """Return the step in a few numbers: drift, the sum of each cause, how near the limit the worst law is."""

@@ -260,7 +260,7 @@ class View:
                 window = window[:-1]
             name = f"{self.parameter}[{','.join(window)}]" if window else self.parameter
         if self.rows is not None:
-            name += f"[{':,' if self.transposed else ''}({_listed(self.rows)})]"
+            name += f"[{':,' if self.transposed else ''}({_join_names(self.rows)})]"
         name = _typewriter(name) if latex else name
         return f"({self.offset:g} + {name})" if self.offset else name
 
@@ -351,7 +351,7 @@ def _typewriter(name: str) -> str:
     return r"\mathtt{" + escaped + "}"
 
 
-def _listed(rows: tuple[int, ...]) -> str:
+def _join_names(rows: tuple[int, ...]) -> str:
     """Row numbers, the middle of a long list left out."""
     shown = map(str, rows if len(rows) <= 8 else rows[:4])
     return ",".join(shown) + ("" if len(rows) <= 8 else f",…,{rows[-1]}")

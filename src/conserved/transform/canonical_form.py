@@ -29,7 +29,7 @@ SIZES = 2
 """How many numbers of a parameter are sizes; the others are shares between −1 and 1."""
 
 
-def _rounded(value: float, index: int) -> str:
+def _round(value: float, index: int) -> str:
     """A size to significant digits, a share to decimals; never a negative zero."""
     return f"{value:.{DIGITS - 1}e}" if index < SIZES else f"{round(value, DIGITS - 1) + 0.0:.{DIGITS - 1}f}"
 
@@ -161,7 +161,7 @@ class Fingerprint(PrintableResult):
     def digest(self) -> str:
         """A short text that is equal for equal fingerprints; numbers on the edge of a digit may make it differ."""
         listed = [
-            f"{name}:{_rounded(value, index)}"
+            f"{name}:{_round(value, index)}"
             for name, values in sorted(self.numbers.items())
             for index, value in enumerate(values)
         ]

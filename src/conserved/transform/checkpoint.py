@@ -74,7 +74,7 @@ class Checkpoint(Weights):
         self.state = {}
         self.written = []
         self.read_bytes = 0
-        self.staging = None if self.into is None else _copied(self.folder, self.into)
+        self.staging = None if self.into is None else _copy(self.folder, self.into)
         """Where files are until they are complete."""
         if self.staging is not None:
             self._tidy = finalize(self, shutil.rmtree, self.staging, ignore_errors=True)
@@ -263,7 +263,7 @@ def _header(file: Path) -> dict[str, _Place]:
     return result
 
 
-def _copied(folder: Path, into: Path) -> Path:
+def _copy(folder: Path, into: Path) -> Path:
     """A hidden copy of a folder's files beside the folder that is to be made."""
     if into.resolve() == folder.resolve():
         raise UnmovableError(f"{into} is the checkpoint itself; name another folder to write to.")

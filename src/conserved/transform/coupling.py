@@ -39,7 +39,7 @@ _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 
 
 @contextmanager
-def _relaxed() -> Iterator[None]:
+def _relaxed_rules() -> Iterator[None]:
     """Within it, functions of single entries pass charges on as ReLU does, and norms as if they were not there."""
     from conserved.inference.capture import ValueRef
     from conserved.inference.engine import ReadPart
@@ -47,7 +47,7 @@ def _relaxed() -> Iterator[None]:
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
     from conserved.inference.rules.step import fix_all, number
-    from conserved.inference.rules.sums import added
+    from conserved.inference.rules.sums import add
     from conserved.inference.types import FIXED, Field, Type
 
     def entrywise(s: Step) -> Any:
@@ -74,7 +74,7 @@ def _relaxed() -> Iterator[None]:
                 within = [factor for factor in result.factors if set(factor.dims) <= set(dims)]
                 fields = [Field(tuple(map(dims.index, factor.dims)), factor.atoms, factor.weight) for factor in within]
                 known = first_use(s.engine, known, fields, role="bias", entries=False)
-            result = added(s.engine, result, renumber.type(known))
+            result = add(s.engine, result, renumber.type(known))
         return [Type(result.factors)] + [FIXED] * (len(s.operation.results) - 1)
 
     def size(s: Step) -> Any:
@@ -107,7 +107,7 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
         for name in still:
             parameters[name].requires_grad_(False)
         try:
-            with _relaxed():
+            with _relaxed_rules():
                 law_set = recognize_unchecked(model, *call.args, **call.kwargs)
         finally:
             for name in still:
@@ -206,8 +206,8 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
         if s.n > 1
     ]
     own = dict(model.named_parameters())
-    symmetries = _joined(units) + [head for head in _heads(laws) if _movable(head, own)]
-    return _numbered([s for s in symmetries if holds(model, call, s, _cycles(s.n))])
+    symmetries = _join(units) + [head for head in _heads(laws) if _movable(head, own)]
+    return _number([s for s in symmetries if holds(model, call, s, _cycles(s.n))])
 
 
 def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry]:
@@ -222,10 +222,10 @@ def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry
         **kwargs: more example inputs, by name.
     """
     spaces = [s for s in candidates(model, example_call(model, args, kwargs)) if s.n > 1]
-    return _numbered(
+    return _number(
         [
             replace(s, kind=Exchange(), legs=tuple(Leg(leg.view) for leg in s.legs), family="units", source="probed")
-            for s in _joined(spaces)
+            for s in _join(spaces)
         ]
     )
 
@@ -236,7 +236,7 @@ def _cycles(n: int) -> list[Tensor]:
     return [order.roll(1), torch.cat([order[:-1].roll(1), order[-1:]])][: n - 1]
 
 
-def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
+def _join(units: Sequence[Symmetry]) -> list[Symmetry]:
     """Candidates that share a leg move together, as the two branches of a gated network do."""
     groups: list[list[Symmetry]] = []
     for unit in units:
@@ -251,7 +251,7 @@ def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
     return result
 
 
-def _numbered(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
+def _number(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     """With names of their own."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     result = []
@@ -350,7 +350,7 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
             rotations.append(rotation)
         elif space.n > 2 and holds(model, call, rotation, [keeping_ones(g) for g in _turns(space.n - 1)], first):
             rotations.append(replace(rotation, kind=RotationAboutOnes(), family="rotation_about_ones"))
-    return _numbered(rotations), folds if rotations else {}
+    return _number(rotations), folds if rotations else {}
 
 
 def _turns(n: int) -> list[Tensor]:

@@ -70,7 +70,7 @@ def mappings(
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
     scalable = [(s, readers(s, sizes)) for s in symmetries.symmetries if s.exact and s.kind.scales_rows]
-    plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
+    plain = _merge([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     return plain if format == "plain" else in_format(model, plain, format)
 
 
@@ -126,7 +126,7 @@ def _modules(legs: Iterable[Leg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leg.view.parameter.rpartition(".")[0] for leg in legs))
 
 
-def _merged(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
+def _merge(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
     """Heads of one pair of layers are one mapping."""
     together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for mapping in mappings:

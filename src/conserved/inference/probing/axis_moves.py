@@ -121,7 +121,7 @@ def gather(tensor: Tensor, leg: TensorLeg) -> Tensor:
     return result
 
 
-def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tensor) -> dict[str, Tensor]:
+def scale(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tensor) -> dict[str, Tensor]:
     """Return every leg multiplied by two to the `powers` of its coordinates, times its degree."""
     moved = dict(tensors)
     for leg in symmetry.legs:
@@ -131,7 +131,7 @@ def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tens
     return moved
 
 
-def shifted(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Tensor) -> dict[str, Tensor]:
+def shift(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Tensor) -> dict[str, Tensor]:
     """Return every leg with the amounts of its coordinates added, times its degree."""
     moved = dict(tensors)
     for leg in symmetry.legs:
@@ -140,7 +140,7 @@ def shifted(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Te
     return moved
 
 
-def mixed(
+def mix(
     symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], choice: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
     """Every leg multiplied along its last axis by the first or second matrix, as `choice` over the other coordinates

@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scaled, shifted, spread
+from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scale, shift, spread
 from conserved.inference.probing.noise import by_row, rms, wide
 from conserved.inference.probing.numerical_function import NumericalFunction, Values
 
@@ -150,7 +150,7 @@ in half precision."""
 _FINE = (torch.float32, torch.float64)
 
 
-def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
+def confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
     """The symmetry with the error that more random moves leave, or None if one of them refutes it."""
     errors, exact = [], True
     drawn: list[Tensor] = []
@@ -159,16 +159,16 @@ def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | No
     shifts = (0.5, 1.0, 2.0, 4.0, small)
     rounds = 4 if symmetry.group is Group.SCALING else 5
     for round_ in range(_MOST_ROUNDS):
-        if round_ >= rounds and _separated(drawn):
+        if round_ >= rounds and _separate(drawn):
             break
         upwards = round_ < 2
         if symmetry.group is Group.SCALING:
             drawn.append(scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
-            moved = scaled(symmetry, scanner.tensors, drawn[-1])
+            moved = scale(symmetry, scanner.tensors, drawn[-1])
         else:
             drawn.append(scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)))
             size = _shift_size(scanner, symmetry) * shifts[round_ % len(shifts)]
-            moved = shifted(symmetry, scanner.tensors, drawn[-1] * size)
+            moved = shift(symmetry, scanner.tensors, drawn[-1] * size)
         degrees = judge(scanner, symmetry, moved)
         nearly = NEARLY if upwards else 16 * NEARLY
         if degrees is None or not (degrees[0] or (symmetry.group is Group.SCALING and degrees[1] <= nearly)):
@@ -178,7 +178,7 @@ def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | No
     return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
 
 
-def _separated(fields: Sequence[Tensor]) -> bool:
+def _separate(fields: Sequence[Tensor]) -> bool:
     """Whether every two coordinates moved differently at least once: otherwise two that are exchanged look alike."""
     moves = torch.stack([field.flatten() for field in fields], 1)
     # Among many coordinates a function that exchanges some exchanges others too, and one pair is enough to see it.
@@ -279,10 +279,10 @@ def _together(
     for column in columns:
         if all(column[name].axis != other[name].axis for other in distinct for name in column if name in other):
             distinct.append(column)
-    joint = confirmed(scanner, made(distinct))
+    joint = confirm(scanner, made(distinct))
     if joint is not None or len(distinct) < 2:
         return [joint] if joint is not None else []
-    return [alone for column in distinct if (alone := confirmed(scanner, made([column]))) is not None]
+    return [alone for column in distinct if (alone := confirm(scanner, made([column]))) is not None]
 
 
 def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
@@ -292,7 +292,7 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
     if (size == 0 and group is Group.SCALING) or not scanner.tells(name, group):
         return []
     amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
-    act = scaled if group is Group.SCALING else shifted
+    act = scale if group is Group.SCALING else shift
     uniform = ProbedSymmetry(group=group, sizes=(), legs=(scanner.leg(name, ()),))
     outputs = scanner.run(
         act(uniform, scanner.tensors, torch.tensor(amount, dtype=torch.float64, device=tensor.device))
@@ -332,7 +332,7 @@ def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymm
     for degree in ways:
         legs = (scanner.leg(left, ()), scanner.leg(right, (), degree))
         uniform = ProbedSymmetry(group=Group.SCALING, sizes=(), legs=legs)
-        outputs = scanner.run(scaled(uniform, tensors, two))
+        outputs = scanner.run(scale(uniform, tensors, two))
         degrees = None if outputs is None else _degrees(scanner, outputs, Group.SCALING, 2.0)
         if degrees is None or (degree > 0) != any(degrees):
             continue
@@ -363,13 +363,13 @@ def _columns_of_two(
         used = any(column[left].axis == a or column[right].axis == b for column in columns)
         if used or scanner.late or (a in done[left] and b in done[right]):
             continue
-        for axis_left, other in _matched(tensors[left].shape[a], tensors[right].shape[b]):
+        for axis_left, other in _match_axes(tensors[left].shape[a], tensors[right].shape[b]):
             column = {left: replace(axis_left, axis=a), right: replace(other, axis=b)}
             legs = (scanner.leg(left, (column[left],)), scanner.leg(right, (column[right],), degree))
             sizes = (tensors[left].shape[a] // axis_left.every,)
             powers = scanner.field(sizes, _UP)
             trial = ProbedSymmetry(group=Group.SCALING, sizes=sizes, legs=legs)
-            after = scanner.run(scaled(trial, tensors, powers))
+            after = scanner.run(scale(trial, tensors, powers))
             along = None if after is None else followers(scanner, Group.SCALING, after, powers, degrees, a)
             if along is not None:
                 moving = zip(scanner.function.out_names, along, strict=True)
@@ -390,7 +390,7 @@ def _partner_degree(left: str, right: str, alone: Sequence[ProbedSymmetry]) -> f
     return -1.0
 
 
-def _matched(size: int, other: int) -> list[tuple[Axis, Axis]]:
+def _match_axes(size: int, other: int) -> list[tuple[Axis, Axis]]:
     """How two axes may carry the same coordinates."""
     if min(size, other) < 2:
         return []
@@ -432,6 +432,6 @@ def translations(scanner: Scanner) -> list[ProbedSymmetry]:
                 continue
             axes = [Axis(axis=axis) for axis in range(len(shape))]
             legs = (scanner.leg(left, axes), scanner.leg(right, axes, -1.0))
-            both = confirmed(scanner, ProbedSymmetry(group=Group.TRANSLATION, sizes=tuple(shape), legs=legs))
+            both = confirm(scanner, ProbedSymmetry(group=Group.TRANSLATION, sizes=tuple(shape), legs=legs))
             alone += [both] if both is not None else []
     return alone

@@ -54,7 +54,7 @@ class NumericalFunction:
         # A compiled function is compiled again for calls without gradients: one graph for each shape is enough.
         graph = self.eager is not None
         with torch.set_grad_enabled(graph):
-            result = self._ran([copied(value).requires_grad_() if graph else value.detach() for value in values])
+            result = self._ran([copy_tensor(value).requires_grad_() if graph else value.detach() for value in values])
         return tuple(result[index].detach() for index in self.differentiable)
 
     def gradients(
@@ -65,7 +65,7 @@ class NumericalFunction:
         with torch.enable_grad():
             # A backward may write into what it saved, and that may be the input itself.
             every = self.eager is not None
-            leaves = [copied(value).requires_grad_(every or index in asked) for index, value in enumerate(values)]
+            leaves = [copy_tensor(value).requires_grad_(every or index in asked) for index, value in enumerate(values)]
             outputs = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [outputs[index] for index in self.differentiable]
             live = [(out, gradient) for out, gradient in zip(outs, gradients, strict=True) if out.requires_grad]
@@ -90,7 +90,7 @@ class NumericalFunction:
         return tensors_in(self.call(values))
 
 
-def copied(value: Tensor) -> Tensor:
+def copy_tensor(value: Tensor) -> Tensor:
     """Return the same numbers with the same strides in memory of their own."""
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value.detach())
@@ -168,14 +168,14 @@ def function_of(
 
         def call(values: Sequence[Tensor]) -> Any:
             given = dict(zip((name for name, _ in inputs), values, strict=True))
-            return _called(target, positional, tensors, keywords, given)
+            return _call(target, positional, tensors, keywords, given)
 
         return call
 
     values = tuple(value.detach() for _, value in inputs)
     plain = _as_written(fn)
     eager = None if plain is None else called_as(plain)
-    return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
+    return replace(_observe_outputs(title, called_as(fn), chosen, values, seed), eager=eager)
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -224,7 +224,7 @@ def _autograd_function(fn: Callable[..., Any]) -> type[torch.autograd.Function] 
     return owner if is_apply else None
 
 
-def _called(
+def _call(
     fn: Callable[..., Any],
     positional: Sequence[str],
     tensors: Sequence[Any],
@@ -267,7 +267,7 @@ def _known() -> str:
     return ", ".join(str(dtype)[6:] for dtype in UNIT)
 
 
-def _settled(
+def _observe_outputs(
     title: str, call: Callable[[Sequence[Tensor]], Any], names: tuple[str, ...], values: Values, seed: int
 ) -> NumericalFunction:
     """Return the function after one trial call: which outputs are differentiable, whether inputs are overwritten."""

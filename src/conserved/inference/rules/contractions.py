@@ -11,7 +11,7 @@ from conserved.inference.field_groups import components
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
-from conserved.inference.rules.sums import added, adopt
+from conserved.inference.rules.sums import add, adopt
 from conserved.inference.types import FIXED, ZERO, Field, Type
 
 
@@ -177,7 +177,7 @@ def with_bias(s: Step, result: Known, bias: Any, factor: Number = 1.0) -> Type:
     known = s.raw(bias)
     if isinstance(known, ReadPart):
         known = adopt(s, bias, known, result, count)
-    return added(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
+    return add(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
 
 
 @rule("addmm", "addmm_")
@@ -263,7 +263,7 @@ def _convolution(s: Step) -> Known:
             role="bias",
             entries=True,
         )
-    return added(s.engine, result, Renumber((1,)).type(known_b))
+    return add(s.engine, result, Renumber((1,)).type(known_b))
 
 
 def _each(given: Any, count: int) -> list[int]:

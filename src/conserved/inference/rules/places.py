@@ -110,24 +110,24 @@ def _slice(s: Step) -> Known:
     shape = s.shape(x)
     dim = at(s.arg(1, default=0), len(shape))
     index = np.arange(shape[dim])[slice(s.arg(2), s.arg(3), s.arg(4, default=1))]
-    return taken(s, x, dim, index)
+    return take(s, x, dim, index)
 
 
 @rule("select", "select_copy")
 def _select(s: Step) -> Known:
     x = s.arg(0)
     dim = at(s.arg(1), len(s.shape(x)))
-    return taken(s, x, dim, at(s.arg(2), s.shape(x)[dim]))
+    return take(s, x, dim, at(s.arg(2), s.shape(x)[dim]))
 
 
-def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
+def take(s: Step, x: Any, dim: int, index: Any) -> Known:
     """Some entries along an axis: those that are taken do not mix with those that are not."""
     size = s.shape(x)[dim]
     known = s.raw(x)
-    return cut(s, known, dim, index, size) if isinstance(known, Type) else moved(known, Take(dim, index))
+    return cut_axis(s, known, dim, index, size) if isinstance(known, Type) else moved(known, Take(dim, index))
 
 
-def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
+def cut_axis(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
     """Return a type of which some entries along an axis are taken."""
     complete = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
     if not complete:
@@ -157,7 +157,7 @@ def _split(s: Step) -> list[Known]:
     result, start = [], 0
     for number in s.operation.results:
         size = s.program.values[number].shape[dim]
-        result.append(taken(s, x, dim, np.arange(start, start + size)))
+        result.append(take(s, x, dim, np.arange(start, start + size)))
         start += size
     return result
 
@@ -166,7 +166,7 @@ def _split(s: Step) -> list[Known]:
 def _unbind(s: Step) -> list[Known]:
     x = s.arg(0)
     dim = at(s.arg(1, "dim", 0), len(s.shape(x)))
-    return [taken(s, x, dim, index) for index in range(len(s.operation.results))]
+    return [take(s, x, dim, index) for index in range(len(s.operation.results))]
 
 
 @rule("conserved::all_to_all", "conserved::reduce_scatter")
@@ -227,7 +227,7 @@ def _repeat_interleave(s: Step) -> Known:
 
 
 @rule("diagonal", "as_strided", "unfold", "conserved::read")
-def _strided(s: Step) -> Known:
+def _as_strided(s: Step) -> Known:
     """Any other way to read entries: through the position of every entry of the result in the source."""
     x = s.arg(0)
     shape = s.shape(x)
@@ -330,7 +330,7 @@ def _write(s: Step) -> Known:
     if any(field.virtual for type_ in (before, after) for field in (*type_.factors, *type_.shifts)):
         before, after = unvirtual(s.engine, before), unvirtual(s.engine, after)
     if before.zero:
-        factors = tuple(placed(s.engine, factor, shape, positions) for factor in after.factors)
+        factors = tuple(place_field(s.engine, factor, shape, positions) for factor in after.factors)
     else:
         there = read_at(s, before, shape, positions)
         if not after.zero:
@@ -351,7 +351,7 @@ def over(field: Field, shape: Sequence[int]) -> np.ndarray:
     )
 
 
-def placed(engine: Engine, field: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
+def place_field(engine: Engine, field: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
     """Zeros into which something was written: the rest is zero and may move with anything."""
     full = engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
     full.reshape(-1)[positions.reshape(-1)] = over(field, positions.shape).reshape(-1)
@@ -522,7 +522,7 @@ def _pad(s: Step) -> Known:
         dim, before, after = len(shape) - 1 - n, widths[2 * n], widths[2 * n + 1]
         inside = np.arange(max(0, -before), shape[dim] - max(0, -after))
         if inside.size < shape[dim]:
-            known = cut(s, known, dim, inside, shape[dim])
+            known = cut_axis(s, known, dim, inside, shape[dim])
         sizes = [max(0, before), inside.size, max(0, after)]
         types = [ZERO, known, ZERO]
         shape[dim] = sum(sizes)

@@ -113,7 +113,7 @@ def _shifts_along(
     scale = Fraction(entries) if name in ("sum", "nansum") else Fraction(1)
     for shift in type_.shifts:
         if name in ("sum", "mean") and shift.touches(dims) and not shift.virtual and shift.atoms.size <= 100_000:
-            shifts.append(added_up(s, shift, dims, name == "mean", entries))
+            shifts.append(add_up(s, shift, dims, name == "mean", entries))
         elif shift.touches(dims) or name == "cumsum":
             images.append(
                 Image(
@@ -164,7 +164,7 @@ def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type
     return result
 
 
-def added_up(s: Step, field: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
+def add_up(s: Step, field: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
     """Return the sum or mean of a shift along axes it varies along: new atoms, with an equation that says so."""
     summed = [dim for dim in dims if dim in field.dims]
     remaining = [n for n, dim in enumerate(field.dims) if dim not in summed]
