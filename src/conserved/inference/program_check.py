@@ -28,7 +28,7 @@ from conserved.inference.capture import CHECKPOINT, CapturedProgram
 from conserved.inference.double_precision import in_double_precision, widen
 from conserved.inference.epsilon_removal import WithoutEpsilon
 from conserved.inference.objective import loss_outputs
-from conserved.inference.random_points import Draw, draw_inputs, draw_parameters
+from conserved.inference.random_points import Draw, draw_inputs, draw_parameters, nudge_values
 from conserved.inference.resized_inputs import resize
 from conserved.laws import LawSet, ProgramCheck
 from conserved.laws.identities import Balance
