@@ -55,6 +55,14 @@ def test_drawn_programs_raise_no_alarm(program: Combination) -> None:
     assert watched(program, steps=6).alarms == []
 
 
+@pytest.mark.parametrize("optimizer", ["RAdam", "ASGD"])
+def test_updates_below_the_spacing_of_bfloat16_are_remarked_and_raise_no_alarm(optimizer: str) -> None:
+    monitor = watched(Combination("gpt", "bfloat16", "cross entropy", optimizer, "none"), steps=12)
+    assert monitor.alarms == []
+    assert "precision since step" in monitor.state
+    assert "bfloat16 weights with an update did not change" in monitor.state
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_skipped_steps_do_not_leak(seed: int) -> None:
     program = Combination("mlp", "float32", "cross entropy", "SGD, momentum, decay", "none")
@@ -142,8 +150,9 @@ def test_a_wrong_gradient_is_still_seen_after_a_pass_that_was_thrown_away() -> N
             weight.grad *= 2
         optimizer.step()
         monitor.step()
-    # It was changed after the pass, so that the same pass run again is right.
-    assert [(alarm.step, alarm.code) for alarm in monitor.alarms] == [(3, "hardware")]
+    # It was changed after the pass, so that the same pass run again is right; all of it, so that it was no bit flip.
+    assert [(alarm.step, alarm.code) for alarm in monitor.alarms] == [(3, "gradient")]
+    assert "optimizer.step() changes gradients" in monitor.alarms[0].message
 
 
 @pytest.mark.parametrize("spoil", [lambda g: g * 1.5, lambda g: g.flip(0), lambda g: torch.zeros_like(g)])
