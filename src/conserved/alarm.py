@@ -116,7 +116,7 @@ class Alarm:
         return f"{when}: {self.text}"
 
     def merged(self, other: Alarm) -> Alarm:
-        """Two alarms of one kind as one.
+        """Return two alarms of one kind as one.
 
         Args:
             other: a later alarm of the same code and family.
@@ -136,7 +136,7 @@ class Alarm:
 
 
 def group_alarms(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
-    """Alarms of one code and one family as one, in the order they were first raised."""
+    """Return alarms of one code and one family as one, in the order they were first raised."""
     groups: dict[tuple[str, str], Alarm] = {}
     for alarm in alarms:
         key = (alarm.code, alarm.family or alarm.law)

@@ -18,7 +18,10 @@ def record_of(thing: Any, names: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: things by their record, or by their fields; members of enumerations by their value."""
+    """Return a value as JSON has it: things by their record, or by their fields.
+
+    Members of enumerations by their value.
+    """
     if hasattr(value, "record"):
         return value.record()
     if isinstance(value, Enum):

@@ -36,7 +36,7 @@ class FloatArrays(Elementary):
     """Plain float64."""
 
     def exact(self, values: Array) -> SampleArray:
-        """Floating-point numbers as they are."""
+        """Return floating-point numbers as they are."""
         return values
 
     def apply(self, function: str, a: SampleArray) -> SampleArray:
@@ -61,11 +61,11 @@ class FloatArrays(Elementary):
         return a.sum(-1)
 
     def gathered(self, add: Callable[[Array], Array], a: SampleArray, longest: int) -> SampleArray:
-        """Sums of at most `longest` entries each."""
+        """Return sums of at most `longest` entries each."""
         return add(a)
 
     def bounds(self, a: SampleArray) -> tuple[Array, Array]:
-        """Lower and upper ends."""
+        """Return lower and upper ends."""
         return a, a
 
 
@@ -126,11 +126,11 @@ class SampleBatch:
         self._orders: dict[int, tuple[Array, Array, int]] = {}
 
     def point(self, theta: Sequence[float]) -> Jet:
-        """θ, the same for all samples."""
+        """Return θ, the same for all samples."""
         return Jet({0: self.arrays.exact(np.array([theta], dtype=np.float64))})
 
     def bracket(self, theta: Jet, word: Sequence[Samples]) -> Jet:
-        """[…[[X_0, X_1], X_2]…, X_k] at θ."""
+        """Return […[[X_0, X_1], X_2]…, X_k] at θ."""
         *inner, last = word
         if not inner:
             return self.gradient(theta, last)
@@ -138,7 +138,7 @@ class SampleBatch:
         return forward - backward
 
     def terms(self, theta: Jet, inner: Sequence[Samples], last: Samples) -> tuple[Jet, Jet]:
-        """DX·A and DA·X for A the bracket of the inner samples and X the field of the last."""
+        """Return DX·A and DA·X for A the bracket of the inner samples and X the field of the last."""
         bit = theta.bit << 1 or 1
         a = self.bracket(theta, inner)
         both = self.gradient(theta + a.times_direction(bit), last)
@@ -146,7 +146,7 @@ class SampleBatch:
         return both.along(bit), back.along(bit)
 
     def gradient(self, theta: Jet, samples: Samples) -> Jet:
-        """∇_θ ⟨f(x; θ), v⟩, one row for each sample."""
+        """Return ∇_θ ⟨f(x; θ), v⟩, one row for each sample."""
         program = self.program
         values = self._run(theta, samples)
         adjoints: dict[int, Jet] = {program.output: Jet({0: self.arrays.exact(samples.v)})}
@@ -225,7 +225,7 @@ class SampleBatch:
         return Jet(parts)
 
     def _whole(self, node: Node, inputs: list[Array]) -> Array:
-        """Whole numbers, where machine integers hold them exactly."""
+        """Return whole numbers, where machine integers hold them exactly."""
         sizes = [int(np.abs(a).max(initial=0)) for a in inputs]
         if node.op in ("add", "subtract", "multiply"):
             if (sizes[0] + 1) * (sizes[1] + 1) >= 2**62:
@@ -338,7 +338,7 @@ class SampleBatch:
 
 
 def _take(node: Node, parts: Sequence[Array]) -> Array:
-    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
+    """Return entries of the inputs, joined; the place −1 is the zero put at the end."""
     count = max(len(part) for part in parts)
     flat = [np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))) for part in parts]
     joined = np.concatenate([*flat, np.zeros((count, 1), dtype=parts[0].dtype)], axis=1)
@@ -359,7 +359,7 @@ def _pick(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _replace(part: Array, index: Array, values: Array) -> Array:
-    """Entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
+    """Return entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
     ordered = np.sort(index, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise NotBatchedError("An entry is scattered to twice.")
@@ -371,7 +371,10 @@ def _replace(part: Array, index: Array, values: Array) -> Array:
 
 
 def _order(low: Array, high: Array, moving: bool) -> Array:
-    """Positions along the last axis, largest first; neighbours that intervals cannot tell apart are undecided."""
+    """Return positions along the last axis, largest first.
+
+    Neighbours that intervals cannot tell apart are undecided.
+    """
     order = np.argsort(-(low + high), axis=-1, kind="stable")
     if (low == high).all() and not moving:
         return order
@@ -384,13 +387,13 @@ def _order(low: Array, high: Array, moving: bool) -> Array:
 
 
 def chunk_size(program: Program, depth: int) -> int:
-    """Samples that are run together: as many as keep all values of a program within some hundred megabytes."""
+    """Return samples that are run together: as many as keep all values of a program within some hundred megabytes."""
     entries = sum(math.prod(node.shape) for node in program.nodes)
     return max(1, min(256, (1 << 23) // max(1, entries << depth)))
 
 
 def stack(samples: Sequence[tuple[tuple[Array, ...], Sequence[int]]]) -> Samples:
-    """Several (x, v) as one batch."""
+    """Return several (x, v) as one batch."""
     tensors = zip(*(x for x, _ in samples), strict=True)
     return Samples(
         tuple(np.stack([np.asarray(t) for t in each]) for each in tensors),

@@ -147,7 +147,7 @@ class _Traced:
 
 
 def _trace(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Traced:
-    """The program of a function, unless its gradient is not that of what it computes."""
+    """Return the program of a function, unless its gradient is not that of what it computes."""
     generator = torch.Generator().manual_seed(seed)
     theta = (function.generic_point(generator) * _GRID).round() / _GRID
     first = to_device(_one(function, generator), function.device)
@@ -172,7 +172,9 @@ def _laws_and_words(
     seed: int,
     say: Progress,
 ) -> tuple[list[list[Form]], list[list[int]], list[tuple[int, list[int]]], str]:
-    """Laws to list and words that leave room for no others, with their samples, and in words where laws are from."""
+    """Return laws to list and words that leave room for no others, with their samples, and in words where laws are
+    from.
+    """
     program, theta, inputs = traced.program, traced.theta, traced.inputs
 
     def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
@@ -214,7 +216,7 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
 
 
 def together(inferred: LawSet, searched: LawSet) -> LawSet:
-    """Both lists of laws; those that say the same are sorted out by their gradients."""
+    """Return both lists of laws; those that say the same are sorted out by their gradients."""
     names = {symmetry.name for symmetry in inferred}
     others = [
         replace(symmetry, block=f"{symmetry.block}.searched" if symmetry.block else "searched")
@@ -255,7 +257,7 @@ def _arrays(x: Any) -> tuple[Array, ...]:
 def _faithful(
     function: ParameterFunction, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator
 ) -> None:
-    """The program must compute what the function computes, and its gradient must be the one training follows.
+    """Require that the program computes the function, and that its gradient is the one training follows.
 
     Every input is tried at a point of its own, so that a value taken out of θ while tracing shows.
     """

@@ -81,7 +81,7 @@ def choose(
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Samples (which input, v) and at most `target` words (places of samples) whose brackets look independent."""
+    """Return samples (input, v) and at most `target` words (sample numbers) whose brackets look independent."""
     rng = np.random.default_rng(seed)
     choice = Choice(program.size)
     samples: list[tuple[int, list[int]]] = []
@@ -121,7 +121,7 @@ BracketWord = Sequence[tuple[tuple[Array, ...], Sequence[int]]]
 
 
 def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> Vectors:
-    """Brackets of words of one length, each over the size of its terms; zero where it is not finite."""
+    """Return brackets of words of one length, each over the size of its terms; zero where it is not finite."""
     with np.errstate(all="ignore"):
         try:
             step = chunk_size(program, len(words[0]) - 1)
@@ -162,7 +162,7 @@ def _single_terms(program: Program, theta: Sequence[float], word: BracketWord) -
 def _used(
     samples: list[tuple[int, list[int]]], words: Iterable[list[int]]
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Samples that words use, renumbered."""
+    """Return samples that words use, renumbered."""
     words = list(words)
     needed = sorted({index for word in words for index in word})
     order = {old: new for new, old in enumerate(needed)}

@@ -69,7 +69,7 @@ class CertificateContents:
         return [[(self.inputs[self.samples[s][0]], self.samples[s][1]) for s in word] for word in self.words]
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON. Reals are hexadecimal floating point, which is exact."""
+        """Return plain data, for JSON. Reals are hexadecimal floating point, which is exact."""
         return {
             "about": dict(self.about),
             "parameters": [{"name": name, "shape": list(shape)} for name, shape in self.parameters.items()],
@@ -91,7 +91,7 @@ class CertificateContents:
 
 
 def parse(text: str | bytes) -> Any:
-    """JSON without what two readers could take differently: repeated names, NaN, bytes that are no text."""
+    """Return JSON without what two readers could take differently: repeated names, NaN, bytes that are no text."""
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         record = dict(pairs)
@@ -117,7 +117,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def digest(record: Mapping[str, Any]) -> str:
-    """SHA-256 of everything but the digest."""
+    """Return SHA-256 of everything but the digest."""
     rest = {key: value for key, value in record.items() if key != "digest"}
     try:
         text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -94,7 +94,7 @@ _WHOLE = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 
 
 def _exact(op: str, a: Array, b: Array) -> Array:
-    """Whole numbers, exactly: in machine integers where these cannot overflow, in Python's otherwise."""
+    """Return whole numbers, exactly: in machine integers where these cannot overflow, in Python's otherwise."""
     left, right = _size(a), _size(b)
     if (left * right if op == "multiply" else left + right) < 2**63:
         return np.asarray(_WHOLE[op](a, b))
@@ -152,7 +152,7 @@ def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Prog
 
 
 def _take(numbers: Numbers, node: Node, inputs: list[ProgramValue]) -> ProgramValue:
-    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
+    """Return entries of the inputs, joined; the place −1 is the zero put at the end."""
     places = node.places
     assert places is not None
     if len(inputs) == 1 and (places.size == 0 or int(places.min()) >= 0):
@@ -175,7 +175,7 @@ def _replace(index: Array, a: Array, b: Array) -> Array:
 
 
 def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> Jet:
-    """∇_θ ⟨f(x; θ), v⟩, a jet in the directions of θ."""
+    """Return ∇_θ ⟨f(x; θ), v⟩, a jet in the directions of θ."""
     values = run(program, numbers, theta, sample.x)
     adjoints: dict[int, Jet] = {program.output: Jet({0: sample.v})}
     for index in range(program.output, -1, -1):
@@ -245,7 +245,7 @@ def _add_up(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
 
 
 def bracket(program: Program, numbers: Numbers, theta: Jet, word: Sequence[Sample]) -> Jet:
-    """[…[[X_0, X_1], X_2]…, X_k] at θ, for the gradient fields X_i of the samples of a word."""
+    """Return […[[X_0, X_1], X_2]…, X_k] at θ, for the gradient fields X_i of the samples of a word."""
     *inner, last = word
     if not inner:
         return gradient(program, numbers, theta, last)

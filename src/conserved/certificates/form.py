@@ -27,7 +27,7 @@ class Form:
     linear: tuple[tuple[int, float], ...]
 
     def gradient(self, theta: Sequence[Fraction]) -> list[Fraction]:
-        """∇h(θ), exactly."""
+        """Return ∇h(θ), exactly."""
         result = [Fraction(0)] * len(theta)
         for i, j, a in self.quadratic:
             result[i] += Fraction(a) * theta[j]
@@ -79,7 +79,7 @@ Read = tuple[str, list[int]]
 
 
 def _read(form: Form, places: _Places, norms: bool) -> Read:
-    """Terms with one coefficient between the same parameters, together; coefficients relative to the first."""
+    """Return terms with one coefficient between the same parameters, together; coefficients relative to the first."""
     terms: dict[tuple[int, ...], dict[float, list[tuple[Index, ...]]]] = {}
     for i, j, a in form.quadratic:
         if i <= j and a:
@@ -143,7 +143,7 @@ def _slice(entries: list[Index], shape: Index) -> Read | None:
 
 
 def _to_letters(template: str, rows: list[list[int]]) -> str:
-    """Indices that vary from law to law as letters, the same letter for those that vary together."""
+    """Return indices that vary from law to law as letters, the same letter for those that vary together."""
     letters: dict[Index, str] = {}
     shown = []
     for column in zip(*rows, strict=True):

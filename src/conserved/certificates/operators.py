@@ -250,7 +250,7 @@ def _from_the_front(b: Builder, index: Any, size: int) -> NodeRef:
 
 
 def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
-    """Rows x[i, j, …] for computed indices of the leading axes."""
+    """Return rows x[i, j, …] for computed indices of the leading axes."""
     x = b.ref(x)
     if any(item is None for item in indices):
         raise NoRuleError("Indexing with computed indices has a rule only for leading axes.")

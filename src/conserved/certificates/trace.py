@@ -68,7 +68,7 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
 
 @cache
 def core_aten_decompositions_used() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own, but for two: one compares values where the function meant is smooth, one is written by a rule.
+    """Return PyTorch's decompositions except two: one compares values of a smooth function, one has a rule of its own.
 
     Collected once: PyTorch looks through all of its operators for them."""
     own = (torch.ops.aten._safe_softmax.default, torch.ops.aten.softplus.default)
@@ -159,7 +159,7 @@ def _refuse_impure(target: Any) -> None:
 
 
 def _refuse_strides(node: fx.Node) -> None:
-    """`as_strided` looks at memory; what is traced is only known in the order of its entries."""
+    """Refuse `as_strided`, which reads memory; the trace knows tensors only in the order of their entries."""
     source = node.args[0]
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
     if (
@@ -209,13 +209,13 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NodeRef:
-    """One tensor put into another: run on the positions in both."""
+    """Return one tensor put into another: run on the positions in both."""
     items, counted = _count(builder, args[:2])
     return builder.take(items, target(*counted, *args[2:], **kwargs) - 1)
 
 
 def _count(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], list[Tensor]]:
-    """Nodes of one kind, and their positions behind one another, counted from 1."""
+    """Return nodes of one kind, and their positions behind one another, counted from 1."""
     items = [builder.ref(item) for item in given]
     if any(not item.discrete for item in items):
         items = [builder.real(item) for item in items]
@@ -226,7 +226,7 @@ def _count(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], list[
 
 
 def prune(program: Program, limits: TypeLimits) -> tuple[Program, TypeLimits]:
-    """Without nodes the output does not need; inputs stay, so that samples keep their shape."""
+    """Remove nodes the output does not need; inputs stay, so that samples keep their shape."""
     needed = {program.output} | {i for i, node in enumerate(program.nodes) if node.op in ("input", "parameters")}
     for index in range(len(program.nodes) - 1, -1, -1):
         if index in needed:

@@ -138,7 +138,7 @@ def _counts(outcomes: list[Any]) -> dict[str, int]:
 
 
 def _severities(outcomes: list[Any]) -> dict[str, int]:
-    """Refutations of the sources' statements by weight; what falls with another claim is counted with it."""
+    """Return refutations of the sources' statements by weight; what falls with another claim is counted with it."""
     counted = Counter(
         o.severity.value for o in outcomes if o.severity and o.claim.whose == "source" and not o.claim.under
     )
@@ -185,7 +185,7 @@ def _table(outcomes: list[Any]) -> RenderableType:
 
 
 def _detail(outcome: Any) -> RenderableType:
-    """Everything about one claim."""
+    """Return everything about one claim."""
     claim, verdict = outcome.claim, outcome.verdict
     parts: list[RenderableType] = [
         Text(f"{claim.code}  {claim.title}", style="bold"),

@@ -20,7 +20,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=2, help="steps of training")] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """A GPT in one file: its laws, a wrong kernel caught, AdamW explained; then a theorem. Leaves a report."""
+    """Train a GPT in one file: list its laws, catch a wrong kernel, explain AdamW, check a theorem, write a report."""
     console = Console(stderr=as_json)
     console.print("loading PyTorch", style="dim")
     from conserved.demo import OccupiedError, Settings, run

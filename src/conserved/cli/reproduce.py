@@ -67,7 +67,7 @@ def reproduce(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
+    """Run the papers' experiments and make their figures, with fitted exponents. Stored results are not run again."""
     require("conserved_papers", "The command `reproduce`")
     from conserved.tracking import BrokenStoreError
     from conserved_papers.lab import CODES
@@ -99,7 +99,7 @@ def _place(workers: int | None, ray: str | None) -> Place:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Say]:
-    """A bar on a terminal, plain lines elsewhere; both on standard error."""
+    """Show progress on standard error: a bar on a terminal, plain lines elsewhere."""
     with count_progress("experiments", total) as (errors, moved):
 
         def tell(message: str) -> None:

@@ -155,7 +155,7 @@ def move(
 
 
 def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> LawSet:
-    """The symmetries of the model a folder describes, read without its weights."""
+    """Return the symmetries of the model a folder describes, read without its weights."""
     from conserved.transform import symmetries_of
 
     if out is None and not dry:
@@ -206,7 +206,7 @@ def _lines(texts: Path) -> list[str]:
 
 
 def _parse_scales(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
-    """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
+    """Return NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
     from conserved.transform.elements import element_shape
@@ -245,7 +245,7 @@ def _elements(path: Path) -> dict[str, Tensor]:
 
 
 def _report(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
-    """What was done, or would be."""
+    """Print what was done, or what would be done."""
     changed = sorted(set(weights.written))
     if as_json:
         print_json(

@@ -89,7 +89,7 @@ def report_server(store: Path, port: int, every: float) -> ThreadingHTTPServer:
 
 
 def _modified_times(store: Path) -> tuple[float, ...]:
-    """When the store, or the log that SQLite keeps beside it, was last written to."""
+    """Return when the store, or the log that SQLite keeps beside it, was last written to."""
     files = (store, store.with_name(store.name + "-wal"))
     return tuple(file.stat().st_mtime if file.exists() else 0.0 for file in files)
 

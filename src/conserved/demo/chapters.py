@@ -30,7 +30,7 @@ class Settings:
 
 
 def read_laws(store: Path, settings: Settings, _: Tell) -> None:
-    """The laws of a model nobody wrote a line about."""
+    """Recognize the laws of a model that the package knows nothing about."""
     task = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = task.laws()
     shares = {"coverage": laws.coverage, "directions": laws.coverage.directions}
@@ -39,7 +39,7 @@ def read_laws(store: Path, settings: Settings, _: Tell) -> None:
 
 
 def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
-    """With a right and with a wrong norm kernel: every backward audited, every step of AdamW accounted for."""
+    """Train with a right and a wrong norm kernel; audit every backward and account for every step of AdamW."""
     right = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = right.laws()
     notes = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
@@ -62,7 +62,7 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
 
 
 def defect_figure(clean: Course, planted: Course) -> Figure:
-    """Losses on the left, on the right how far the worst gradient identity is beyond what rounding explains."""
+    """Return losses on the left, on the right how far the worst gradient identity is beyond what rounding explains."""
     data = []
     for name, color, course in ((CLEAN, PALETTE[0], clean), (PLANTED, PALETTE[1], planted)):
         at = [float(step) for step in range(1, len(course.losses) + 1)]

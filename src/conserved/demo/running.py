@@ -44,7 +44,7 @@ class Demo:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         fields = {"verdict": self.status.value, "store": str(self.store), "report": str(self.report)}
         return fields | record_of(self, "found seconds")
 
@@ -161,7 +161,7 @@ def _say(console: Console | None, text: str, style: str = "") -> None:
 
 @contextmanager
 def _working(console: Console | None, label: str) -> Iterator[Tell]:
-    """A line that says what is being done and how far it is; elsewhere than on a terminal, what is done alone."""
+    """Show what is being done and how far it is; without a terminal, only what is being done."""
     if console is None or not console.is_terminal:
         _say(console, label, style="dim")
         yield lambda _: None

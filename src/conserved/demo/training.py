@@ -28,7 +28,9 @@ Tell = Callable[[str], None]
 
 
 def copy_files(folder: Path) -> tuple[Path, Path]:
-    """The model's and the kernel's source, put into the folder of the demonstration for everyone to read and change."""
+    """Return the model's and the kernel's source, put into the folder of the demonstration for everyone to read and
+    change.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     here = Path(__file__).parent
     copies = tuple(Path(shutil.copyfile(here / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
@@ -65,7 +67,9 @@ class DemoTask:
 
     @staticmethod
     def of(folder: Path, seed: int, *, fused: bool) -> DemoTask:
-        """The model with the weights of a seed, with PyTorch's layer norm or with the fused one that has the defect."""
+        """Return the model with the weights of a seed, with PyTorch's layer norm or with the fused one that has the
+        defect.
+        """
         source, kernel = copy_files(folder)
         options: dict[str, Any] = {"norm": load(kernel).FusedLayerNorm} if fused else {}
         with torch.random.fork_rng(devices=[]):

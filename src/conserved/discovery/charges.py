@@ -85,7 +85,7 @@ def charges_of(rates: Float[Tensor, "samples entries"]) -> Charges:
 
 
 def null_space(matrix: Float[Tensor, "samples n"]) -> Float[Tensor, "k n"]:
-    """Orthonormal rows that span the null space of a matrix with more rows than columns.
+    """Return orthonormal rows that span the null space of a matrix with more rows than columns.
 
     Inverse iteration on R of one QR factorisation: only the null space is computed, not all singular vectors. A
     spectrum that fades out without a drop of ten has no null space.
@@ -132,7 +132,7 @@ def sparse_basis(null: Matrix) -> Matrix:
 
 
 def _distinct(null: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
-    """Different charges, and for every entry which it has; −1 for entries without any.
+    """Return Different charges, and for every entry which it has; −1 for entries without any.
 
     Two entries have equal charges if equal random combinations of their coordinates are equal.
     """
@@ -156,7 +156,7 @@ def _distinct(null: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
 
 
 def _independent(charges: Matrix, order: NDArray[np.int64], most: int) -> list[int]:
-    """Charges in this order, each if it is independent of those before it."""
+    """Return charges in this order, each if it is independent of those before it."""
     chosen: list[int] = []
     basis = np.zeros((0, charges.shape[1]))
     residual = charges / np.linalg.norm(charges, axis=1, keepdims=True)
@@ -173,7 +173,7 @@ def _independent(charges: Matrix, order: NDArray[np.int64], most: int) -> list[i
 
 
 def _tidy(table: Matrix) -> Matrix:
-    """Small fractions where coefficients are close to them."""
+    """Return small fractions where coefficients are close to them."""
     values, inverse = np.unique(table.round(9), return_inverse=True)
     near = np.array([float(Fraction(v).limit_denominator(12)) for v in values.tolist()])
     tidy = np.where(np.abs(near - values) < _ZERO * np.maximum(1, np.abs(values)), near, values)

@@ -103,7 +103,7 @@ class Discovery:
         return "\n".join([*head, *rows, r"  \hline", *foot])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         fields = record_of(
             self, "parameters rank ranks count depth gap explained unexplained approximate complete origin"
         )

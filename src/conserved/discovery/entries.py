@@ -56,7 +56,9 @@ def entry_symmetries(scalings: list[EntryRelation], shifts: list[EntryRelation],
 
 
 def entry_scalings(relations: list[EntryRelation], entries: Entries) -> list[Symmetry]:
-    """Every symmetry that multiplies entries by factors, and the general linear and complex groups they extend to."""
+    """Return every symmetry that multiplies entries by factors, and the general linear and complex groups they extend
+    to.
+    """
     result: list[Symmetry] = []
     for rows in _alike(relations, entries):
         result += _scalings(rows, entries)
@@ -72,7 +74,7 @@ def entry_translations(relations: list[EntryRelation], entries: Entries) -> list
 
 
 def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]:
-    """Relations as rows, those with the same legs together, in order of their first entries."""
+    """Return relations as rows, those with the same legs together, in order of their first entries."""
     names, starts = list(entries.shapes), np.array(list(entries.starts().values()))
     groups: dict[tuple[tuple[str, float, int], ...], list[_Row]] = defaultdict(list)
     for relation in relations:
@@ -92,7 +94,7 @@ def _stack(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
 
 
 def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
-    """General linear where rows mix, complex where planes turn, else scalings."""
+    """Yield general linear where rows mix, complex where planes turn, else scalings."""
     unit = all(abs(coefficient) == 1 for _, coefficient in rows[0].terms)
     mixing = _mixing(_stack(rows), entries) if unit and len(rows) > 1 else torch.eye(len(rows), dtype=torch.bool)
     loose: list[_Row] = []
@@ -117,14 +119,14 @@ def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
 
 
 def _products(positions: Positions, entries: Entries) -> tuple[Tensor, Tensor]:
-    """⟨θ_i, G_j⟩ between rows of positions for a few samples, and the size of its terms."""
+    """Return ⟨θ_i, G_j⟩ between rows of positions for a few samples, and the size of its terms."""
     where = torch.as_tensor(positions, device=entries.points.device)
     w, g = entries.points[:WHOLE, where], entries.fields[:WHOLE, where]
     return w @ g.mT, w.abs() @ g.abs().mT
 
 
 def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Tensor, "rows rows"]:
-    """Between which rows all of μ(θ, G) cancels, and not only its diagonal."""
+    """Return between which rows all of μ(θ, G) cancels, and not only its diagonal."""
     totals, sizes = [], []
     for (_, coefficient), positions in legs:
         products, size = _products(positions, entries)
@@ -136,7 +138,7 @@ def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Ten
 
 
 def cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
-    """Groups of rows that are all related to each other."""
+    """Return groups of rows that are all related to each other."""
     table = related.numpy()
     remaining = list(range(len(table)))
     groups = []
@@ -154,7 +156,9 @@ def cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
 
 
 def _split_planes(row: _Row, entries: Entries) -> list[Positions] | None:
-    """Each leg cut into the real and imaginary row of a plane that can be turned without effect, if there is one."""
+    """Return each leg cut into the real and imaginary row of a plane that can be turned without effect, if there is
+    one.
+    """
     options = [_halves(term, places, entries) for term, places in zip(row.terms, row.places, strict=True)]
     if not all(options) or int(np.prod([len(choice) for choice in options])) > _MOST_CUTS:
         return None
@@ -178,7 +182,7 @@ _MOST_CUTS = 256
 
 
 def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Positions]:
-    """Ways to cut entries into two rows that are shifts of one another, either of them first."""
+    """Return ways to cut entries into two rows that are shifts of one another, either of them first."""
     start = entries.starts()[term[0]]
     result = []
     for shift in sorted({int(p - places[0]) for p in places[1:]}):
@@ -218,7 +222,7 @@ def _regular(rows: list[_Row], entries: Entries) -> bool:
 
 
 def _translations(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
-    """Sums over entries; rows that step through their entries together are columns of one symmetry."""
+    """Yield sums over entries; rows that step through their entries together are columns of one symmetry."""
     starts = entries.starts()
 
     def legs(some: list[_Row]) -> tuple[Leg, ...] | None:

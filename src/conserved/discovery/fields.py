@@ -30,7 +30,7 @@ MEMORY = {"cpu": 1 << 30, "cuda": 1 << 34}
 def draw_words(
     function: ParameterFunction, theta: Float[Tensor, " D"], depth: int, count: int, generator: torch.Generator
 ) -> Any:
-    """Samples for `count` brackets of a depth, stacked."""
+    """Return samples for `count` brackets of a depth, stacked."""
 
     def word(level: int) -> Any:
         samples = function.draw_many(theta, count, generator)
@@ -57,7 +57,10 @@ def nested(depth: int) -> FieldDerivatives:
 
 
 def bracket_field(function: ParameterFunction, depth: int) -> Callable[[Tensor, Any], Tensor]:
-    """The left-nested bracket of depth + 1 gradient fields, of a point and one sample; samples nest the same way."""
+    """Return the left-nested bracket of depth + 1 gradient fields, of a point and one sample.
+
+    Samples nest the same way.
+    """
 
     def field(theta: Tensor, sample: Any) -> Tensor:
         words = tree_map(lambda part: part[None] if isinstance(part, Tensor) else part, sample)
@@ -70,7 +73,7 @@ def bracket_field(function: ParameterFunction, depth: int) -> Callable[[Tensor, 
 def gradient_rows(
     function: ParameterFunction, points: Float[Tensor, " D"] | Float[Tensor, "count D"], samples: Any, count: int
 ) -> Float[Tensor, "count D"]:
-    """Gradient fields, one row for each of the stacked samples, at one point or at one for each."""
+    """Return gradient fields, one row for each of the stacked samples, at one point or at one for each."""
 
     def rows(where: Tensor, some: Any) -> Tensor:
         return Derivatives(function, where, [some], 0).letter(0, ())
@@ -86,7 +89,7 @@ def vectors(
     count: int,
     scale: Float[Tensor, " D"] | None = None,
 ) -> Float[Tensor, "count D"]:
-    """Brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of.
+    """Return brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of.
 
     With `scale`, entries are multiplied by it first, which leaves the rank of the rows as it is.
 
@@ -117,7 +120,7 @@ def vectors(
 
 
 def _in_chunks(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any, count: int, size: int) -> Tensor:
-    """Rows for stacked samples at points, in chunks that fit into memory."""
+    """Return rows for stacked samples at points, in chunks that fit into memory."""
     chunk = max(1, min(count, MEMORY.get(points.device.type, 1 << 30) // (64 * size)))
     chunks = []
     with without_fused_kernels():

@@ -69,7 +69,7 @@ class ParameterFunction:
         return self.evaluate(self.split(theta), x)
 
     def generic_point(self, generator: torch.Generator) -> Float[Tensor, " D"]:
-        """Random parameters of a size at which activations neither vanish nor saturate.
+        """Return random parameters of a size at which activations neither vanish nor saturate.
 
         Matrices get entries of variance 1/fan-in; vectors, which are gains and biases, scatter around their mean.
         """
@@ -84,7 +84,7 @@ class ParameterFunction:
         return torch.cat(parts)
 
     def draw_many(self, theta: Float[Tensor, " D"], count: int, generator: torch.Generator) -> Any:
-        """Random inputs, and random output directions v in the span of the loss's gradients, stacked.
+        """Return random inputs, and random output directions v in the span of the loss's gradients, stacked.
 
         A GPU draws its own numbers, seeded by the generator: millions of them are slow to draw and to bring there.
         """
@@ -228,7 +228,7 @@ def in_double(tensor: Tensor) -> Tensor:
 
 
 def _refuse_partly_shared(module: nn.Module) -> None:
-    """A parameter that is part of another, or that is read as a buffer too, is moved by what is not its gradient."""
+    """Refuse parameters that overlap others or are read as buffers too: not only their gradient moves them."""
     tensors = tensors_of(module)
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, other in overlapping(tensors).items():
@@ -241,7 +241,10 @@ def _refuse_partly_shared(module: nn.Module) -> None:
 
 
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How one input is passed to a module: a tuple as several arguments, a mapping by keyword, else as the only one."""
+    """Return how one input is passed to a module.
+
+    A tuple as several arguments, a mapping by keyword, else as the only one.
+    """
     if isinstance(x, tuple):
         return x, {}
     return ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
@@ -321,12 +324,12 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
 
 
 def stack_inputs(samples: list[Any]) -> Any:
-    """Samples as one, with a leading axis; what is not a tensor must be the same in all."""
+    """Return samples as one, with a leading axis; what is not a tensor must be the same in all."""
     return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *samples)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors of an input on a device, floating-point ones in float64."""
+    """Return tensors of an input on a device, floating-point ones in float64."""
     if isinstance(value, Tensor):
         return in_double(value.to(device))
     if isinstance(value, tuple):

@@ -113,7 +113,7 @@ def _control(function: ParameterFunction) -> Callable[..., State]:
 
 
 def _bracket(first: Callable[[State], State], second: Callable[[State], State]) -> Callable[[State], State]:
-    """[A, B] = DB·A − DA·B."""
+    """Return [A, B] = DB·A − DA·B."""
 
     def field(state: State) -> State:
         forward: Tensor = torch.func.jvp(second, (state,), (first(state),))[1]
@@ -124,7 +124,7 @@ def _bracket(first: Callable[[State], State], second: Callable[[State], State]) 
 
 
 def _patterns(level: int) -> list[tuple[bool, ...]]:
-    """Letters of left-nested brackets, True for a gradient and False for the drift.
+    """Return letters of left-nested brackets, True for a gradient and False for the drift.
 
     Gradients depend on θ and move v, so two of them commute, and exchanging the first two letters changes a sign: every
     bracket that does not vanish begins with a gradient and the drift.
@@ -162,7 +162,7 @@ def _exhaust(
 
 
 def _unit(rows: Float[Tensor, "count S"]) -> Float[Tensor, "count S"]:
-    """Rows of length one; those that vanish against the largest stay zero, for rounding has no direction."""
+    """Return rows of length one; those that vanish against the largest stay zero, for rounding has no direction."""
     sizes = torch.linalg.vector_norm(rows, dim=1)
     return rows / torch.where(sizes > 1e-10 * sizes.max(), sizes, torch.inf)[:, None]
 

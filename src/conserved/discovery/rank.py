@@ -112,14 +112,17 @@ def _exhaust(
 
 
 def block_size(size: int, device: torch.device, level: int) -> int:
-    """Vectors per block: large enough for fast matrix products, small enough to stop soon after the last direction."""
+    """Return vectors per block.
+
+    Large enough for fast matrix products, small enough to stop soon after the last direction.
+    """
     largest = 512 if device.type == "cpu" else 4096
     wanted = max(32, size // 4) if level == 0 else max(32, size // 8)
     return min(largest, wanted)
 
 
 def memory_needed(size: int, device: torch.device) -> int:
-    """Bytes for the directions of two points, which take half a square each, and for a few blocks of vectors."""
+    """Return bytes for the directions of two points, which take half a square each, and for a few blocks of vectors."""
     return 8 * size * size + 4 * 8 * size * block_size(size, device, 0)
 
 

@@ -79,7 +79,10 @@ def _null_relations(
 
 
 def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
-    """Where small singular values begin. Only a drop sets them apart: a spectrum that fades out has no relations."""
+    """Return where small singular values begin.
+
+    Only a drop sets them apart: a spectrum that fades out has no relations.
+    """
     small = (values < limit * values[0]).nonzero().flatten()
     first = int(small[0]) if len(small) else len(values)
     cuts = (i for i in range(max(first, 1), len(values)) if values[i] < 0.1 * values[i - 1])
@@ -99,7 +102,7 @@ _COARSE = _Resolution(1e-2, 1)
 
 
 def _reduce(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
-    """Gauss–Jordan elimination with complete pivoting on scaled rows."""
+    """Return Gauss–Jordan elimination with complete pivoting on scaled rows."""
     rows = rows.clone()
     for index in range(len(rows)):
         sizes = rows[index:].abs()
@@ -115,7 +118,7 @@ def _reduce(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor
 
 
 def _trivial(features: list[Feature]) -> list[Tensor]:
-    """Sums over the rows along two axes of one parameter are the same number, for lengths and for sums alike."""
+    """Return whether two legs sum over rows of one parameter and therefore give the same number."""
     groups: dict[tuple[str, str], dict[int, list[int]]] = {}
     for index, feature in enumerate(features):
         groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(index)
@@ -173,7 +176,7 @@ def _shortest(
 def _neighbours(
     row: np.ndarray, table: np.ndarray, index: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> Iterator[np.ndarray]:
-    """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
+    """Yield the row without a trivial relation, or with all rows along one axis exchanged for their equals."""
     for relation in trivial:
         if not _has_half(row, relation):
             continue
@@ -224,13 +227,15 @@ def _descend(row: np.ndarray, table: np.ndarray, index: int, resolution: _Resolu
 
 
 def _less(row: np.ndarray, other: np.ndarray, resolution: _Resolution) -> np.ndarray:
-    """`row` less the multiple of `other` that cancels most of its entries."""
+    """Return `row` less the multiple of `other` that cancels most of its entries."""
     result: np.ndarray = _each_less(row, other[None], resolution)[0]
     return result
 
 
 def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> np.ndarray:
-    """`row` less a multiple of each of the others: the ratio of entries that occurs most often, the least of several.
+    """Return `row` less a multiple of each of the others.
+
+    The ratio of entries that occurs most often, the least of several.
 
     Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing."""
     places = np.flatnonzero(row)
@@ -250,7 +255,7 @@ def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> 
 
 
 def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolution) -> list[Tensor]:
-    """Shortest rows first, each only if it is independent of the known relations and of those before it."""
+    """Return shortest rows first, each only if it is independent of the known relations and of those before it."""
     basis: list[Tensor] = []
 
     def is_new(row: Tensor) -> bool:
@@ -270,7 +275,10 @@ def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolutio
 
 
 def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tensor) -> Relation:
-    """A row as terms with readable coefficients: no traces of noise, fractions of small numbers where they fit."""
+    """Return a row as terms with readable coefficients.
+
+    No traces of noise, fractions of small numbers where they fit.
+    """
     entries = (row.abs() > 1e-3 * row.abs().max()).nonzero().flatten().tolist()
     smallest = min(abs(float(row[i])) for i in entries)
     sign = 1 if float(row[entries[0]]) > 0 else -1
@@ -289,6 +297,6 @@ def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tenso
 
 
 def _rational(value: float) -> float:
-    """The nearby fraction of small numbers, if there is one."""
+    """Return the nearby fraction of small numbers, if there is one."""
     near = float(Fraction(value).limit_denominator(12))
     return near if abs(near - value) < 1e-2 * max(1, abs(value)) else value

@@ -57,7 +57,7 @@ def search(function: ParameterFunction, generator: torch.Generator, say: Callabl
 def _by_entry(
     scalings: Charges, shifts: Charges, entries: Entries, measured: Rates, say: Callable[[str], None]
 ) -> tuple[Symmetry, ...]:
-    """Exact laws from entries; those that hold up to something small from rows, which is where they are seen."""
+    """Return exact laws from entries; those that hold up to something small from rows, which is where they are seen."""
     say(f"looking for forms among {entries.points.shape[1]} entries")
     still = [EntryRelation(np.array([index]), np.ones(1)) for index in shifts.still.tolist()]
     exact = entry_symmetries(scalings.relations(), [*shifts.relations(), *still], entries)
@@ -106,7 +106,7 @@ def _along_axes(charges: Charges, shapes: Mapping[str, tuple[int, ...]], *, shif
 
 
 def _beyond(values: np.ndarray, shifted: bool) -> np.ndarray:
-    """What is left of coefficients (laws first) without the part that whole rows, or sums along axes, can make."""
+    """Return coefficients (laws first) without the part that complete rows, or sums along axes, explain."""
     axes = range(1, values.ndim)
     if shifted:
         for axis in axes:

@@ -93,7 +93,7 @@ def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) ->
 def _roughness(
     ahead: Float[Tensor, "samples D"], here: Float[Tensor, "samples D"], behind: Float[Tensor, "samples D"]
 ) -> float:
-    """Second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
+    """Return second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
     norms = torch.linalg.vector_norm(here, dim=1)
     curvature = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
     alive = norms > 0

@@ -151,14 +151,19 @@ class _Storage:
 
 
 def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
-    """The trained parameters that have entries in common with others, or with themselves: a step moves these twice."""
+    """Return the trained parameters that have entries in common with others, or with themselves.
+
+    A step moves these twice.
+    """
     trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
     among = overlapping(trained)
     return [name for name, parameter in trained.items() if name in among or overlaps_itself(parameter)]
 
 
 def has_hooks(parameter: Tensor) -> bool:
-    """Whether hooks are registered on a parameter that may change its gradient before or after it is accumulated."""
+    """Return whether hooks are registered on a parameter that may change its gradient before or after it is
+    accumulated.
+    """
     on_tensor = getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
     return bool(on_tensor) or has_accumulator_hooks(parameter)
 
@@ -201,7 +206,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would import its compiler, a second's work, to keep it away from a mode; we do so if it is there."""
+        """Return False: PyTorch would import its compiler, a second's work, only to keep it away from a mode."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -331,7 +336,10 @@ class Recorder(TorchDispatchMode):
         self.busy = False
 
     def known_as(self, function: type[torch.autograd.Function]) -> str:
-        """An autograd function's name; torch's checkpoints are what they are called in, another's of that name not."""
+        """Return an autograd function's name.
+
+        Torch's checkpoints are what they are called in, another's of that name not.
+        """
         if function is not CheckpointFunction:
             return function.__name__
         return self.custom[-1] if self.custom else CHECKPOINT
@@ -399,7 +407,7 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _write(self, target: Tensor, value: int, operation: Operation) -> None:
-        """The base of a storage after part of it was written."""
+        """Record the base of a storage after part of it was written."""
         key = _storage(target)
         store = self._storages.get(key) if key is not None else None
         if store is None:
@@ -427,7 +435,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _copy_over(name: str, source: Tensor, target: Tensor) -> None:
-    """What an exchange in a group of one process does."""
+    """Do what an exchange in a group of one process does."""
     target.copy_(source.view(target.shape))
 
 
@@ -502,7 +510,7 @@ def _line() -> str:
 
 @contextlib.contextmanager
 def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
-    """Names of modules while they run, and the autograd functions that run inside them."""
+    """Record names of modules while they run, and the autograd functions that run inside them."""
     paths = {id(module): path for path, module in model.named_modules()} if model is not None else {}
 
     def enter(module: nn.Module, *_: Any) -> None:
@@ -555,7 +563,7 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module | None) -> Iterator[None]:
-    """Buffers and random numbers as they were before, also for a graph that is alive and will be differentiated.
+    """Restore buffers and random numbers afterwards, also for a live graph that will still be differentiated.
 
     A forward may count calls or update running statistics. Only buffers that changed are written back, and the
     counters by which autograd notices writes stay as they were: the values that graphs saved are there again.

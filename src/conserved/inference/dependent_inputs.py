@@ -96,7 +96,7 @@ class _Span:
 
 
 def _uses(typing: Typing, field: FieldProgram) -> Iterator[ParameterUse]:
-    """Contractions of parameters that occur nowhere else."""
+    """Yield contractions of parameters that occur nowhere else."""
     program = typing.program
     places: dict[str, list[Operation]] = {}
     for number in typing.live:
@@ -160,7 +160,7 @@ def _uses_in_convolution(name: str, operation: Operation, field: FieldProgram) -
 
 
 def _uses_as_gain(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
-    """Entries of a gain that only multiply zeros, as maps of one input each."""
+    """Yield entries of a gain that only multiply zeros, as maps of one input each."""
     left, right = operation.args[:2]
     own, other = (left, right) if _holds(left, name, field) else (right, left)
     numbers = field.of(other)
@@ -187,7 +187,7 @@ def _rows(data: np.ndarray) -> np.ndarray:
 
 
 def _relations(use: ParameterUse) -> list[list[Fraction]]:
-    """Linear relations between the inputs of a map; the last coefficient is that of its bias, if it has one."""
+    """Return linear relations between the inputs of a map; the last coefficient is that of its bias, if it has one."""
     rows = use.rows
     if use.bias:
         rows = np.concatenate([rows, np.ones((rows.shape[0], 1), dtype=np.int64)], 1)

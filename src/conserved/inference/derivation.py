@@ -43,7 +43,9 @@ class Derivation:
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, laws: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
-        """What is no law: parameters that none moves, then spaces of others, each with the operation that ended it."""
+        """Yield what is no law: parameters that none moves, then spaces of others, each with the operation that ended
+        it.
+        """
         moved = {name for symmetry in laws for name in symmetry.parameters}
         program = self.typing.program
         shared = set(program.shared)
@@ -65,7 +67,10 @@ class Derivation:
         yield from self._almost(moved - shared)
 
     def _almost(self, moved: set[str]) -> Iterator[tuple[str, str]]:
-        """Spaces of parameters that keep another law, each with the operation that ended it; layers are told once."""
+        """Yield spaces of parameters that keep another law, each with the operation that ended it.
+
+        Layers are told once.
+        """
         engine, program = self.typing.engine, self.typing.program
         if engine.charges.count > MOST_ATOMS:
             return
@@ -124,7 +129,9 @@ class Derivation:
         return ""
 
     def places(self) -> Mapping[str, frozenset[str]]:
-        """For every module in which something that depends on parameters is computed: the laws whose spaces are there.
+        """Return for every module in which something that depends on parameters is computed.
+
+        The laws whose spaces are there.
 
         A law without a space (a parameter that moves nothing) occurs where its parameters are read.
         """
@@ -172,13 +179,18 @@ class Derivation:
         ]
 
     def forgettings(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
-        """The normalisations that make a law one up to ε, with its charges there; ValueError if they are not known."""
+        """Return the normalisations that make a law one up to ε, with its charges there.
+
+        ValueError if they are not known.
+        """
         if self._forgets is None:
             self._forgets = Forgets(self.typing, self.assembly.parts, self.assembly.charges)
         return self._forgets.of(symmetry)
 
     def normalisations(self) -> Mapping[tuple[str, bool], int]:
-        """How many normalisations run in each module, those that are one operation apart from those written out."""
+        """Return how many normalisations run in each module, those that are one operation apart from those written
+        out.
+        """
         return count_calls(self.typing)
 
     def explain(self, symmetry: Symmetry) -> str:
@@ -286,7 +298,7 @@ class _Owners:
         self._table: np.ndarray | None = None
 
     def add(self, name: str, atoms: np.ndarray) -> None:
-        """A law and its atoms."""
+        """Add a law and its atoms."""
         self._pairs.append(np.stack([atoms, np.full(atoms.shape, len(self._names), dtype=np.int64)], 1))
         self._names.append(name)
 
@@ -306,7 +318,7 @@ class _Owners:
 
 
 def _fold(lines: list[str]) -> list[str]:
-    """Lines with runs of the same step written once."""
+    """Return lines with runs of the same step written once."""
     result: list[str] = []
     for line in lines:
         if not result or result[-1] != line:

@@ -23,7 +23,7 @@ Guess = Callable[[list[Tensor]], Tensor]
 
 
 def unknown_operations(program: CapturedProgram, live: Sequence[int]) -> dict[str, Operation]:
-    """Operations without a rule, the first of each name."""
+    """Return operations without a rule, the first of each name."""
     result: dict[str, Operation] = {}
     for number in live:
         operation = program.operations[number]
@@ -34,7 +34,7 @@ def unknown_operations(program: CapturedProgram, live: Sequence[int]) -> dict[st
 
 
 def guesses(program: CapturedProgram, operation: Operation) -> Iterator[StandIn]:
-    """Functions that an operation may be, to go by shapes."""
+    """Yield functions that an operation may be, to go by shapes."""
     values = program.values
     shapes = [values[n].shape for n in operation.inputs() if values[n].dtype.is_floating_point]
     outs = [values[n].shape for n in operation.results if values[n].dtype.is_floating_point]
@@ -81,7 +81,7 @@ def _guess(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Gues
 
 
 def _attentions(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Guess]:
-    """Softmax attention with heads before positions, or after them; heads may be shared."""
+    """Yield softmax attention with heads before positions, or after them; heads may be shared."""
     if q[-1] != k[-1] or out[-1] != v[-1] or out[:-1] != q[:-1]:
         return
     if q[:-3] == k[:-3] == v[:-3] and k[-3:-1] == v[-3:-1] and q[-3] % k[-3] == 0:
@@ -104,7 +104,7 @@ def _repeat(heads: Tensor, groups: int) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products as one operation that has a rule: below autograd, `matmul` is not one."""
+    """Return matrix products as one operation that has a rule: below autograd, `matmul` is not one."""
     product = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
     return product.reshape(*a.shape[:-1], b.shape[-1])
 

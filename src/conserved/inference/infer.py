@@ -51,7 +51,7 @@ LARGE = 100_000_000
 
 
 def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
-    """The conservation laws of a model, or of any program, inferred from the operations it runs.
+    """Return the conservation laws of a model, or of any program, inferred from the operations it runs.
 
     One forward pass is followed, and every symmetry of the parameters that the operations allow becomes a law. Nothing
     is known about architectures. Shapes and types of the inputs count; their values do not, except where a program
@@ -131,13 +131,13 @@ def _infer(
 
 
 def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether inputs may be kept as long as the laws are."""
+    """Return whether inputs may be kept as long as the laws are."""
     tensors = [leaf for leaf in tree_flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= KEPT_BYTES
 
 
 def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
-    """The laws of a captured program."""
+    """Return the laws of a captured program."""
     typing = type_program(program, classes)
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
@@ -166,7 +166,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
 
 
 def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
-    """Where a symmetry comes from: "typed", or "assumed".
+    """Return where a symmetry comes from: "typed", or "assumed".
 
     Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
     may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs: they hold on
@@ -195,7 +195,7 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
 def _follow(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
-    """The program of a call, the parameters that are trained, and how it is run again."""
+    """Return the program of a call, the parameters that are trained, and how it is run again."""
     if isinstance(model, nn.Module):
         return _module(model, args, kwargs)
     if not callable(model):
@@ -258,12 +258,12 @@ def _module(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """An input as one process would get it, with values: a sharded one is made up in its whole shape."""
+    """Return an input as one process would get it, with values: a sharded one is made up in its whole shape."""
     return draw_values(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
 
 
 def _run_again(model: nn.Module, prefix: str, inputs: Inputs) -> ProgramRun:
-    """A call of a module, to be made again: on a copy where a graph or a wrapper depends on its parameters."""
+    """Return a call of a module, to be made again: on a copy where a graph or a wrapper depends on its parameters."""
     refused = ""
     if held_elsewhere(model.parameters()):
         try:
@@ -289,7 +289,9 @@ def _call(
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
-    """The module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters' names."""
+    """Return the module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters'
+    names.
+    """
     prefix = ""
     while True:
         for name in ("_orig_mod", "module"):
@@ -382,5 +384,5 @@ def _on_meta(
 
 
 def closure(loss_fn: Callable[[], Tensor], model: nn.Module) -> LawSet:
-    """The laws of a whole objective."""
+    """Return the laws of a whole objective."""
     return recognize(loss_fn, model)

@@ -76,14 +76,14 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
 
 
 def _can_be_summed(symmetry: Symmetry, held: Mapping[str, Holding], exchanged: bool) -> bool:
-    """Whether it is known which legs of a law are added up over processes."""
+    """Return whether it is known which legs of a law are added up over processes."""
     roles = {held.get(leg.view.parameter, "constant") for leg in symmetry.legs}
     # Pieces alone in a space that is exchanged may be cut along it, as the classes of a head are.
     return "constant" not in roles and ("replica" in roles or not exchanged)
 
 
 def _is_exchanged(leg: Leg, typing: Typing, exchanged: np.ndarray) -> bool:
-    """Whether the rows of a leg run over a space that enters or leaves a function that exchanges tensors."""
+    """Return whether the rows of a leg run over a space that enters or leaves a function that exchanges tensors."""
     faced = _faced_axes(leg.view)
     for region in typing.engine.regions.get(leg.view.parameter, []):
         atoms = [factor.atoms.reshape(-1) for factor in region.type.factors if faced.intersection(factor.dims)]
@@ -93,7 +93,7 @@ def _is_exchanged(leg: Leg, typing: Typing, exchanged: np.ndarray) -> bool:
 
 
 def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool:
-    """Whether a law is among maps of one process: vectors may be replicated, and their gradients sums of all."""
+    """Return whether a law is among maps of one process: vectors may be replicated, and their gradients sums of all."""
     for leg in symmetry.legs:
         if len(leg.view.shape) < 2 or len(symmetry.parameters) < 2:
             return False
@@ -103,7 +103,7 @@ def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool
 
 
 def _faced_axes(view: View) -> set[int]:
-    """The axes of the parameter that the rows of a view run over."""
+    """Return the axes of the parameter that the rows of a view run over."""
     result = set()
     for axis in view.axes:
         inner = prod(view.grid[axis + 1 :])

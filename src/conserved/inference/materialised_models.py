@@ -44,7 +44,10 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def draw_values(tensor: Tensor) -> Tensor:
-    """A tensor without values with random ones; zeros and ones if it holds integers. Others are left as they are."""
+    """Return a tensor without values with random ones; zeros and ones if it holds integers.
+
+    Others are left as they are.
+    """
     if not tensor.is_meta:
         return tensor
     generator = torch.Generator().manual_seed(tensor.numel())

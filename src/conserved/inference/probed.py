@@ -91,7 +91,9 @@ def _holding(run: RunProgram, parameters: Mapping[str, Tensor], candidates: list
 
 
 def _leave_outputs(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: list[Symmetry]) -> bool:
-    """Whether outputs stay the same along symmetries, at the given parameters and at those divided by their largest."""
+    """Return whether outputs stay the same along symmetries, at the given parameters and at those divided by their
+    largest.
+    """
     # Far from zero many functions are nearly homogeneous: softplus is its argument there, and erfcx its reciprocal.
     smaller = {name: value.detach() / _largest(value) for name, value in parameters.items()}
     return (

@@ -365,7 +365,7 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 
 def _unaffordable(program: CapturedProgram, run: ProgramRun) -> str:
-    """Why the program is not run in float64; empty if it is."""
+    """Return why the program is not run in float64; empty if it is."""
     if run.refused:
         return run.refused
     if _on_cuda(run) and _computes_indices(program):
@@ -392,7 +392,7 @@ STEP = 1e-3
 
 
 def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun, classes: int | None) -> bool:
-    """Whether outputs change when parameters move along a symmetry; True if that cannot be found out."""
+    """Return whether outputs change when parameters move along a symmetry; True if that cannot be found out."""
     generator = torch.Generator().manual_seed(0)
     start = draw_parameters(program, run.parameters, Draw.NEARBY, generator)
     half = Symmetry(
@@ -416,7 +416,7 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
 
 
 def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]) -> Tensor:
-    """All outputs at given parameters as one vector, up to what a loss does not see."""
+    """Return all outputs at given parameters as one vector, up to what a loss does not see."""
     removal = WithoutEpsilon(epsilons) if epsilons else nullcontext()
     with _as_own_pass(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
         for name, value in values.items():
@@ -432,12 +432,12 @@ def _distance(before: Tensor, after: Tensor) -> float:
 
 
 def widen_tree(inputs: Any) -> Any:
-    """Inputs with all floating-point tensors in float64, and none that records gradients."""
+    """Return inputs with all floating-point tensors in float64, and none that records gradients."""
     return tree_map(widen, inputs)
 
 
 def _weights(output: Tensor, classes: int | None, generator: torch.Generator) -> Tensor:
-    """Random weights of an output; they sum to zero along the axis of a cross-entropy's classes."""
+    """Return random weights of an output; they sum to zero along the axis of a cross-entropy's classes."""
     weights = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
     if classes is not None and output.ndim:
         weights = weights - weights.mean(classes, keepdim=True)

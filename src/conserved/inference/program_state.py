@@ -25,7 +25,7 @@ _CONTAINERS = (list, dict, set)
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Within it, a model may be called; afterwards the plain attributes and containers it keeps are as before.
+    """Restore the plain attributes and containers of a model after calls of it.
 
     Args:
         model: the model whose modules and hooks are looked at.
@@ -54,7 +54,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 
 def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
-    """Lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
+    """Return lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
     values = [value for _, own in attributes for value in own.values()]
     for module in model.modules():
         for hook in forward_hooks_of(module):
@@ -63,7 +63,10 @@ def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, An
 
 
 def _reach(hook: Callable[..., Any]) -> list[Any]:
-    """Objects that a function can write to: in its closure, its arguments, its object, and globals that it names."""
+    """Return objects that a function can write to.
+
+    In its closure, its arguments, its object, and globals that it names.
+    """
     if isinstance(hook, partial):
         return [*hook.args, *hook.keywords.values(), *_reach(hook.func)]
     owner = getattr(hook, "__self__", None)

@@ -177,7 +177,7 @@ class FieldProgram:
         return constant
 
     def _moved(self, operation: Operation) -> list[FieldNumbers] | None:
-        """Entries in other places: the operation runs on their numbers, with zero for what it fills in."""
+        """Return entries in other places: the operation runs on their numbers, with zero for what it fills in."""
         columns, given, start = [np.zeros((DRAWS, 1), dtype=np.int64)], {}, 1
         for value in dict.fromkeys(operation.inputs()):
             described = self.program.values[value]
@@ -243,13 +243,13 @@ def _modular(number: float) -> int:
 
 
 def product(a: FieldNumbers, b: FieldNumbers) -> FieldNumbers:
-    """Products of matrices modulo PRIME: halves of 16 bits, so that sums stay below 2⁶³."""
+    """Return products of matrices modulo PRIME: halves of 16 bits, so that sums stay below 2⁶³."""
     high, low = a >> 16, a & 0xFFFF
     return ((high @ b % PRIME << 16) + low @ b) % PRIME
 
 
 def inverse(x: FieldNumbers) -> FieldNumbers:
-    """Inverses modulo PRIME, of zero zero."""
+    """Return inverses modulo PRIME, of zero zero."""
     result, power, exponent = np.ones_like(x), x % PRIME, PRIME - 2
     while exponent:
         if exponent & 1:
@@ -270,7 +270,7 @@ def _operand(f: FieldProgram, ref: Any, like: FieldNumbers | None = None) -> Fie
 
 
 def _align(*operands: FieldNumbers) -> list[FieldNumbers]:
-    """Operands with as many axes, so that they broadcast behind the draws."""
+    """Return operands with as many axes, so that they broadcast behind the draws."""
     count = max(operand.ndim for operand in operands)
     return [operand.reshape(DRAWS, *(1,) * (count - operand.ndim), *operand.shape[1:]) for operand in operands]
 
@@ -383,7 +383,7 @@ _ARITHMETIC: dict[str, Callable[[FieldProgram, Operation], FieldNumbers]] = {
 
 
 def null_space(rows: np.ndarray) -> list[list[Fraction]]:
-    """Linear relations with simple coefficients that every row satisfies: a basis in reduced form.
+    """Return linear relations with simple coefficients that every row satisfies: a basis in reduced form.
 
     Args:
         rows: numbers modulo PRIME, one row for each place and draw.

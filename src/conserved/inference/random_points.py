@@ -76,7 +76,7 @@ def nudge_values(value: Tensor, size: float, generator: torch.Generator) -> Tens
 
 
 def _padding_rows(program: CapturedProgram) -> dict[str, int]:
-    """Rows of trained tables that look-ups never train, by the name of the table."""
+    """Return rows of trained tables that look-ups never train, by the name of the table."""
     result = {}
     for operation in program.operations:
         if operation.name.startswith(("aten::embedding.", "aten::_embedding_bag")) and operation.args:

@@ -108,7 +108,7 @@ class Solution:
         )
 
     def still(self, atoms: Atoms) -> np.ndarray:
-        """For each of these atoms whether it is zero in every solution."""
+        """Return for each of these atoms whether it is zero in every solution."""
         group = self.group[atoms]
         return (group < 0) | (self.classes.indptr[group + 1] == self.classes.indptr[group])
 
@@ -123,14 +123,14 @@ class LinearSystem:
     sets: SignedSets = field(default_factory=SignedSets)
 
     def fresh(self, shape: Sequence[int]) -> Atoms:
-        """New atoms, as many as an array of this shape has entries."""
+        """Return new atoms, as many as an array of this shape has entries."""
         size = int(np.prod(shape, dtype=np.int64))
         result = np.arange(self.count, self.count + size, dtype=np.int64).reshape(tuple(shape))
         self.count += size
         return result
 
     def add(self, terms: Sequence[tuple[Fraction, Atoms]], *, soft: int | float = 0.0, origin: int = -1) -> None:
-        """One equation for every position of arrays that broadcast against each other."""
+        """Add one equation for every position of arrays that broadcast against each other."""
         terms = [(weight, atoms) for weight, atoms in terms if weight]
         if not terms:
             return
@@ -173,7 +173,7 @@ class LinearSystem:
     def _reduce_classes(
         self, batches: Sequence[Equations], *, joined: bool
     ) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
-        """Classes of atoms, and the equations between them of more than two terms or unequal weights."""
+        """Return classes of atoms, and the equations between them of more than two terms or unequal weights."""
         rows, columns, values, count = _as_coordinates(batches)
         while True:
             root, sign = self.sets.roots()
@@ -325,7 +325,7 @@ def _class_matrix(column: np.ndarray, exact: Mapping[int, Row], size: int) -> sp
 
 
 def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
-    """Solutions sorted into those that also solve the soft equations and those that need ε to be small.
+    """Return solutions sorted into those that also solve the soft equations and those that need ε to be small.
 
     In coordinates of the free numbers the soft equations are eliminated one by one; each pivot becomes a solution up to
     the ε of the equation, and the others are corrected so that they solve all of them.

@@ -175,7 +175,7 @@ def _earlier_result(typing: Typing, operation: Operation, name: str) -> Known | 
 
 
 def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> None:
-    """Remember the charges that go through an autograd function: its backward is whatever its author wrote."""
+    """Record the charges that pass through an autograd function, whose backward is its author's."""
     if operation.custom in ("", CHECKPOINT):
         return
     typing.custom.add(operation.custom)
@@ -184,7 +184,7 @@ def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> No
 
 
 def _assume(typing: Typing, why: str, value: Known | None) -> None:
-    """Remember that laws through a value are assumed, because its gradient is whatever an author wrote."""
+    """Record that laws through a value are assumed, because its author wrote its gradient."""
     type_ = known_type(typing.engine, value) if isinstance(value, ReadPart) else value
     if isinstance(value, ReadPart) and type_ is None:
         # It gets a type at its first use, which comes later.
@@ -194,7 +194,7 @@ def _assume(typing: Typing, why: str, value: Known | None) -> None:
 
 
 def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
-    """Products of two tensors that nothing but one sum uses."""
+    """Return products of two tensors that nothing but one sum uses."""
     program = typing.program
     users: dict[int, list[str]] = {}
     for number in typing.live:
@@ -238,7 +238,7 @@ def _is_fixed(known: Known) -> bool:
 
 
 def _live(program: CapturedProgram) -> list[int]:
-    """Operations that the outputs depend on, in order."""
+    """Return operations that the outputs depend on, in order."""
     step = Step(Engine(), program, Operation("", (), {}, [], "", ""), {}, {})
     needed = set(program.outputs)
     # A number that Python reads out of a tensor may decide anything: it must not move.

@@ -60,7 +60,10 @@ def _extend(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int, i
 
 
 def _rows(view: View, axes: list[int]) -> tuple[int, int] | None:
-    """The indices along an axis of the parameter that a view keeps: a range of one grid axis, or one cell of two."""
+    """Return the indices along an axis of the parameter that a view keeps.
+
+    A range of one grid axis, or one cell of two.
+    """
     picks = [view.pick[axis] for axis in axes]
     if len(axes) == 1 and isinstance(picks[0], tuple):
         return picks[0]
@@ -71,7 +74,7 @@ def _rows(view: View, axes: list[int]) -> tuple[int, int] | None:
 
 
 def _grid_axes(view: View, dim: int) -> list[int]:
-    """The axes of a view's grid that an axis of the parameter is cut into."""
+    """Return the axes of a view's grid that an axis of the parameter is cut into."""
     after = prod(view.shape[dim + 1 :])
     before = after * view.shape[dim]
     return [

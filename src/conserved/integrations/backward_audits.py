@@ -73,7 +73,7 @@ class BackwardAudits:
         setattr(owner, name, new)
 
     def _see(self, module: nn.Module) -> None:
-        """Remember how a model is called, the first time it is."""
+        """Record how a model is called, the first time."""
         trained = any(p.requires_grad and p.is_floating_point() for p in module.parameters())
         if not trained:
             return

@@ -52,7 +52,7 @@ def from_file(name: str, options: Mapping[str, Any], *, empty: bool = True) -> n
 
 
 def load_pretrained(path: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
-    """A model with its weights from a local folder, and texts as its tokenizer in the same folder writes them."""
+    """Return a model with weights from a local folder, and texts tokenized by the tokenizer in that folder."""
     library: Any = require("transformers", "Loading a model from a folder")
     try:
         config = library.AutoConfig.from_pretrained(path, local_files_only=True)
@@ -71,7 +71,7 @@ def load_pretrained(path: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping
 
 
 def tokenize(path: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
-    """Texts as the tokenizer in a local folder writes them, each by itself, so that no padding is in between."""
+    """Return texts as the tokenizer in a local folder writes them, each by itself, so that no padding is in between."""
     library: Any = require("transformers", "Reading text with a tokenizer")
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)

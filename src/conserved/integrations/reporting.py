@@ -15,7 +15,9 @@ from conserved.tracking import Monitor
 
 
 def sinks_of(args: Any) -> list[Sink]:
-    """Sinks that write beside the Trainer's own loggers, as often as those; they have begun before callbacks of users.
+    """Return sinks that write beside the Trainer's own loggers, as often as those.
+
+    They have begun before callbacks of users.
 
     Args:
         args: the Trainer's arguments, of which `report_to`, `output_dir` and `logging_steps` are read.
@@ -26,7 +28,7 @@ def sinks_of(args: Any) -> list[Sink]:
 
 
 def tell(monitor: Monitor, here: bool) -> None:
-    """The alarms of a run, on the terminal at its end, where they are not scrolled away."""
+    """Print the alarms of a run at its end, where they are not scrolled away."""
     if here and monitor.alarms:
         sys.stderr.write(printable(monitor.summary(), lines=True) + "\n")
 

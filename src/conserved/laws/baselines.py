@@ -13,7 +13,7 @@ from conserved.symmetry import Leg, OuterProduct, Scaling, Symmetry
 
 
 def spoil(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
-    """One spoiled form for every law that has one."""
+    """Return one spoiled form for every law that has one."""
     return tuple(form for symmetry in symmetries for form in _spoil(symmetry))
 
 
@@ -42,7 +42,7 @@ def _spoil(symmetry: Symmetry) -> Iterator[Symmetry]:
 
 
 def _row_difference(leg: Leg, unit: int) -> Iterator[Leg]:
-    """‖first row of each unit‖² − ‖second row‖²."""
+    """Yield ‖first row of each unit‖² − ‖second row‖²."""
     rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
     for which, degree in ((0, 1), (1, -1)):
         yield Leg(replace(leg.view, rows=rows[which::unit]), degree)

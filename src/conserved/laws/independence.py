@@ -30,7 +30,7 @@ def rank_of_gradients(symmetries: Sequence[Symmetry], theta: Tensors) -> int:
 
 
 def connected_groups(items: Iterable[T], keys: Callable[[T], set[str]]) -> list[list[T]]:
-    """Items in groups that are connected through keys they share."""
+    """Return items in groups that are connected through keys they share."""
     groups: list[tuple[set[str], list[T]]] = []
     for item in items:
         own, members = keys(item), [item]

@@ -44,7 +44,7 @@ def rows(symmetries: Sequence[Symmetry]) -> list[LawRow]:
 
 
 def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
-    """One line: how many laws, and how many numbers they hold."""
+    """Return one line: how many laws, and how many numbers they hold."""
     exact = sum(symmetry.numbers for symmetry in symmetries if symmetry.exact)
     nearly = sum(symmetry.numbers for symmetry in symmetries if not symmetry.exact)
     holds = "1 law holds" if len(symmetries) == 1 else f"{len(symmetries):,} laws hold"
@@ -74,7 +74,7 @@ def table_lines(
 
 
 def _fold(lines: Sequence[str]) -> list[str]:
-    """Lines that differ in numbers only, such as those of equal layers, as one."""
+    """Return lines that differ in numbers only, such as those of equal layers, as one."""
     alike: dict[str, list[str]] = {}
     for line in lines:
         alike.setdefault(_pattern(line), []).append(line)
@@ -82,13 +82,16 @@ def _fold(lines: Sequence[str]) -> list[str]:
 
 
 def _truncate(lines: Sequence[str], most: int = 20) -> list[TextLine]:
-    """The first lines, indented, and how many more there are."""
+    """Return the first lines, indented, and how many more there are."""
     rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
     return [TextLine(line, 2) for line in [*lines[:most], *rest]]
 
 
 def _listing(table: Sequence[LawRow], width: int) -> Iterator[TextLine]:
-    """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
+    """Yield two lines a row, so that formulas have room on a narrow terminal.
+
+    Three where a module's path is too long.
+    """
     cells = [("where", "law", "group", "×", "numbers")]
     cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -117,7 +120,7 @@ def _sizes(symmetry: Symmetry) -> tuple[object, ...]:
 
 
 def _range(paths: Sequence[str]) -> str:
-    """One path for several that differ in their numbers, such as layers.{0–11}.attention."""
+    """Return one path for several that differ in their numbers, such as layers.{0–11}.attention."""
     numbers = [[int(x) for x in re.findall(r"\d+", path)] for path in paths]
     columns = iter(sorted(set(column)) for column in zip(*numbers, strict=True))
     return re.sub(r"\d+", lambda _: _span(next(columns)), paths[0])

@@ -30,7 +30,10 @@ _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.
 
 
 def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
-    """`LawSet.verify`: one backward pass of `loss_fn()`, every identity held against the rounding of that pass."""
+    """Return `LawSet.verify`.
+
+    One backward pass of `loss_fn()`, every identity held against the rounding of that pass.
+    """
     names = list(laws.plan.needs)
     if not names:
         return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
@@ -138,7 +141,10 @@ def _judge(name: str, residual: float, limit: float, *, tested: bool, nearly: bo
 
 
 def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: int) -> Verdict:
-    """The verdict on all identities: the broken ones as evidence, worst first, or else the one nearest its limit."""
+    """Return the verdict on all identities.
+
+    The broken ones as evidence, worst first, or else the one nearest its limit.
+    """
 
     def excess(verdict: Verdict) -> float:
         evidence = verdict.evidence[0]
@@ -171,7 +177,7 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
 
 
 def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
-    """Why nothing can be said of a law with a parameter that shares memory with another one."""
+    """Return why nothing can be said of a law with a parameter that shares memory with another one."""
     for name in symmetry.parameters:
         if name in beside:
             message = (

@@ -46,7 +46,7 @@ class HostCopy:
         return self.event is None or self.event.query()
 
     def read(self) -> Shaped[Tensor, "..."]:
-        """The numbers, once they are there."""
+        """Return the numbers, once they are there."""
         if self.event is not None:
             self.event.synchronize()
         return self.host

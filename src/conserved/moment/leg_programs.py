@@ -81,7 +81,7 @@ class LegResults:
         return prod(self.values) + (prod(self.squares) if self.leg.wanted.sizes else 0)
 
     def forms(self, results: Float[Tensor, " results"]) -> Found:
-        """For every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
+        """Return for every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
         leg = self.leg
         sums = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)
         values, squares = sums, None
@@ -93,7 +93,7 @@ class LegResults:
         return assemble_forms(leg.products, recipe, self._added_up(values.unflatten(-1, self.values)), squares)
 
     def _added_up(self, sums: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Pieces of the batch, the third axis, together."""
+        """Return pieces of the batch, the third axis, together."""
         return sums if self.pieces == 1 else sums.unflatten(2, (-1, self.pieces)).sum(3)
 
 
@@ -234,12 +234,17 @@ def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...
 
 
 def _rows_are_neighbours(layout: Layout) -> bool:
-    """Whether entries next to each other are in different rows, so that few programs would go through all columns."""
+    """Return whether entries next to each other are in different rows, so that few programs would go through all
+    columns.
+    """
     return Tile.of(PlacedProduct(layout, layout)).turned
 
 
 def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> list[tuple[int, Layout]] | None:
-    """The rows of a recipe: the number of a source, and where they lie in it; None if strides do not say where."""
+    """Return the rows of a recipe: the number of a source, and where they lie in it.
+
+    None if strides do not say where.
+    """
     faced = layout.turned() if products.faces == "columns" else layout
     result = []
     for source, row in recipe.rows:

@@ -26,7 +26,7 @@ _TOGETHER = 4
 def root_quotients(
     tops: Sequence[Float[Tensor, "..."]], squares: Sequence[Float[Tensor, "..."]], shift: float | Tensor
 ) -> list[Float[Tensor, "..."]]:
-    """a/(√b + shift) for pairs of tensors of equal shapes, at least in float32.
+    """Return a/(√b + shift) for pairs of tensors of equal shapes, at least in float32.
 
     Args:
         tops: every a.
@@ -48,7 +48,7 @@ def root_quotients(
 
 
 def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype, shift: float) -> list[Tensor]:
-    """By the addresses of every a, then of every b, all of the second type."""
+    """Return by the addresses of every a, then of every b, all of the second type."""
     from conserved.moment import kernels
 
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))
@@ -74,7 +74,7 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
 
 @lru_cache(maxsize=64)
 def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:
-    """Of every program its pair and its blocks; and where the results of every pair begin, and the last one ends."""
+    """Return the pair and blocks of every program, and where the results of every pair begin and the last one ends."""
     counts = -(-np.array(sizes) // (_BLOCK * _BLOCKS))
     numbers = np.repeat(np.arange(len(sizes)), counts)
     blocks = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)

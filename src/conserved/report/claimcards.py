@@ -52,7 +52,10 @@ COLUMNS = ("proved", "verified", "answered", "false", "gap", "overclaim", "slip"
 
 
 def tally(cards: Sequence[ClaimCard]) -> ReportTable | None:
-    """The sources' statements and ours apart, by verdict; errors that fall with another one are counted with it."""
+    """Return the sources' statements and ours apart, by verdict.
+
+    Errors that fall with another one are counted with it.
+    """
     counted = [card for card in cards if not (card.under and card.status is Status.REFUTED)]
     used = [name for name in COLUMNS if any(_column(card) == name for card in counted)]
     rows = []

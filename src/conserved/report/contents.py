@@ -79,13 +79,13 @@ class Contents:
         return not (self.laws or self.figures or self.runs or self.claims or self.audits or self.attention)
 
     def counts(self) -> dict[str, int]:
-        """How many of each there are."""
+        """Return how many of each there are."""
         names = ("laws", "figures", "runs", "claims", "audits", "attention")
         return {name: len(getattr(self, name)) for name in names} | {"trajectories": self.trajectories}
 
 
 def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
-    """The contents of a store, or of it the `runs` that are named; NoSuchRunError if one is not there.
+    """Return the contents of a store, or of it the `runs` that are named; NoSuchRunError if one is not there.
 
     NotAStoreError or FileNotFoundError where there is no store, BrokenStoreError where it is damaged.
     """
@@ -124,7 +124,7 @@ from run order by started, id"""
 
 
 def listing(path: str | Path) -> dict[str, Any]:
-    """The runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
+    """Return the runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
     path = Path(path)
     known = check(path)
     with report_damage(path), RunStore(path) as store, store.snapshot():
@@ -161,13 +161,13 @@ def check(path: Path) -> set[str]:
 def _each(
     store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left_out: list[LeftOut]
 ) -> tuple[T, ...]:
-    """The documents of a kind as sections."""
+    """Return the documents of a kind as sections."""
     documents = store.documents_as_text(kind)
     return tuple(_shape(kind, documents, lambda name: shape(name, json.loads(documents[name])), left_out))
 
 
 def _shape(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out: list[LeftOut]) -> list[T]:
-    """Records as sections; one that is damaged or of another version is named and does not sink the rest."""
+    """Return records as sections; one that is damaged or of another version is named and does not sink the rest."""
     items: list[T] = []
     for name in names:
         try:
@@ -183,7 +183,7 @@ def _demo_lines(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[str
 
 
 def _latest_time(store: RunStore, known: set[str]) -> str:
-    """The moment of the latest record, as far as the store knows."""
+    """Return the moment of the latest record, as far as the store knows."""
     columns = {"document": "written", "step": "written", "run": "started"}
     moments = [
         store.select(f"select max({column}) from {table}")[0][0] for table, column in columns.items() if table in known

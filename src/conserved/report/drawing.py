@@ -203,7 +203,7 @@ def _labels_collide(x: Scale, ticks: Sequence[tuple[float, str]]) -> bool:
 
 
 def _frame(panel: Panel, x: Scale, y: Scale, ticks: Sequence[tuple[float, str]], *, turned: bool, room: float) -> str:
-    """Grid, ticks and their labels."""
+    """Return grid, ticks and their labels."""
     elements = [
         path(
             f"M{number(x.start)},{number(y.end)}H{number(x.end)}V{number(y.start)}H{number(x.start)}Z", "", kind="frame"
@@ -231,7 +231,7 @@ def _apart(ticks: Sequence[tuple[float, str]]) -> float:
 
 
 def _notes(layout: Mapping[str, Any], x: Scale, y: Scale, *, first: bool) -> str:
-    """Annotations at places of the data, in the first panel."""
+    """Return annotations at places of the data, in the first panel."""
     elements = []
     for note in (layout.get("annotations") or ()) if first else ():
         if not isinstance(note, Mapping) or "paper" in (note.get("xref"), note.get("yref")):

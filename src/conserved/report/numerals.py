@@ -15,7 +15,7 @@ def superscript(exponent: int) -> str:
 
 
 def numeral(value: Any, digits: int = 3) -> str:
-    """Three significant digits, powers of ten written out, a dash for what is not there; text as it is."""
+    """Return three significant digits, powers of ten written out, a dash for what is not there; text as it is."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -39,7 +39,7 @@ def numeral(value: Any, digits: int = 3) -> str:
 
 
 def format_number(value: Any, longest: int = 400) -> str:
-    """Plain data in one line: numbers as numerals, lists with brackets, cut where nobody reads on."""
+    """Return plain data in one line: numbers as numerals, lists with brackets, cut where nobody reads on."""
     if isinstance(value, list | tuple):
         text = "[" + ", ".join(format_number(item) for item in value) + "]"
     elif isinstance(value, dict):
@@ -53,7 +53,7 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"<>|]+){2,}[/\\]?")
 
 
 def without_folders(value: Any) -> Any:
-    """Plain data in which every absolute path is its last part alone: a report travels, the machine does not."""
+    """Return plain data in which every absolute path is its last part alone: a report travels, the machine does not."""
     if isinstance(value, str):
         return _PATH.sub(_last, value)
     if isinstance(value, dict):

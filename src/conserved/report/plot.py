@@ -84,7 +84,7 @@ def axes(x: str, y: str, *, log: bool = False, **layout: Any) -> dict[str, Any]:
 
 
 def trace(kind: str, name: str, x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any]:
-    """Lines or markers through points, bars, or a heatmap."""
+    """Return lines or markers through points, bars, or a heatmap."""
     drawn_as = {"type": "scatter", "mode": kind} if kind in ("lines", "markers") else {"type": kind}
     return {**drawn_as, "name": name, "x": list(x), "y": list(y), **options}
 

@@ -110,7 +110,7 @@ def _number(value: Any) -> float | None:
 
 
 def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten between two numbers, about so many."""
+    """Return multiples of 1, 2 or 5 times a power of ten between two numbers, about so many."""
     span = abs(high - low)
     unit = 10.0 ** math.floor(math.log10(span / about))
     step = min((unit * times for times in (1, 2, 5, 10)), key=lambda size: abs(span / size - about))
@@ -120,7 +120,7 @@ def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int = 7) -> list[float]:
-    """Whole powers of ten; where fewer than two fit, 2 and 5 times them as well."""
+    """Return whole powers of ten; where fewer than two fit, 2 and 5 times them as well."""
     first, last = sorted((low, high))
     exponents = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
     if len(exponents) >= 2:

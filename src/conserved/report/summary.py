@@ -29,7 +29,7 @@ class Headline:
 
 
 def headlines(contents: Contents) -> tuple[Headline, ...]:
-    """One for every kind of record that is there."""
+    """Return one for every kind of record that is there."""
     made = {
         "figures": _figures, "runs": _runs, "claims": _claims, "audits": _audits, "attention": _attention, "laws": _laws
     }  # fmt: skip
@@ -37,7 +37,10 @@ def headlines(contents: Contents) -> tuple[Headline, ...]:
 
 
 def verdict_line(contents: Contents) -> tuple[Status, str]:
-    """The report in one line: what is wrong if anything is, otherwise what was shown and for how much of the model."""
+    """Return the report in one line.
+
+    What is wrong if anything is, otherwise what was shown and for how much of the model.
+    """
     decided = [item for item in headlines(contents) if item.status is not None]
     status = overall(*(item.status for item in decided if item.status is not None))
     wrong = [item for item in decided if item.status is Status.REFUTED]
@@ -82,7 +85,7 @@ def _figure_sentence(contents: Contents) -> str:
 
 
 def findings(contents: Contents) -> tuple[str, ...]:
-    """The sentences of a demonstration, or what was found in every kind of record; four at most."""
+    """Return the sentences of a demonstration, or what was found in every kind of record; four at most."""
     if contents.found:
         return contents.found[:MOST_FINDINGS]
     messages = [f"{run.name}: {run.message}" for run in contents.runs]
@@ -93,7 +96,7 @@ def findings(contents: Contents) -> tuple[str, ...]:
 
 
 def hero(contents: Contents) -> Plot | None:
-    """The one plot for the first screen.
+    """Return the one plot for the first screen.
 
     The residuals of a run with alarms; a figure about audits, as the demonstration has; what moved the laws of the
     latest run; an audit's residuals; the first figure.
@@ -123,20 +126,20 @@ def result_title(contents: Contents) -> str:
 
 
 def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
-    """Of every kind of alarm, for the top of the report: run, step, what is wrong, and what to look at."""
+    """Return each kind of alarm for the top of the report: run, step, what is wrong, and where to look."""
     return tuple(
         (run.name, step, *_split_heading(message)) for run in contents.runs for step, _, message in run.first_alarms
     )
 
 
 def _split_heading(message: str) -> tuple[str, str]:
-    """The first sentence of a message, and the others."""
+    """Return the first sentence of a message, and the others."""
     first, *others = re.split(r"(?<=[.!?]) (?=[A-Z])", message, maxsplit=1)
     return first, "".join(others)
 
 
 def overall(*statuses: Status) -> Status:
-    """One status for several: refuted if any is, inconclusive if any is not known or there is none."""
+    """Return one status for several: refuted if any is, inconclusive if any is not known or there is none."""
     if Status.REFUTED in statuses:
         return Status.REFUTED
     if not statuses or Status.INCONCLUSIVE in statuses:

@@ -58,7 +58,7 @@ def shades(data: Sequence[Mapping[str, Any]]) -> list[Shade]:
 def trace_marks(
     traces: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, layout: Mapping[str, Any]
 ) -> str:
-    """Everything that is drawn in a panel, in the order it is given; bars behind the rest."""
+    """Return everything that is drawn in a panel, in the order it is given; bars behind the rest."""
     bars = [(trace, shade) for trace, shade in traces if trace.get("type") == "bar"]
     marks = [_bars(bars, x, y, layout)] if bars else []
     for trace, shade in traces:
@@ -103,7 +103,7 @@ def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
 def _pieces(
     places: Sequence[tuple[int, float | None, float | None]], x: Scale, y: Scale
 ) -> list[list[tuple[float, float]]]:
-    """Runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
+    """Return runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for _, a, b in places:
         if a is None or b is None:
@@ -120,7 +120,10 @@ def _held(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> list[tup
 
 
 def _thin(points: list[tuple[float, float]], most: int = 700) -> list[tuple[float, float]]:
-    """A long line without what cannot be seen: of the points in a column of pixels the first, extreme and last ones."""
+    """Return a long line without what cannot be seen.
+
+    Of the points in a column of pixels the first, extreme and last ones.
+    """
     if len(points) <= most:
         return points
     points_shown: list[tuple[float, float]] = []
@@ -212,7 +215,7 @@ def _bars(bars: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, l
 
 
 def heat_of(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """Columns, rows and numbers of a map; places are counted where they have no names."""
+    """Return columns, rows and numbers of a map; places are counted where they have no names."""
     grid = [list(row) for row in trace.get("z") or () if isinstance(row, Sequence) and not isinstance(row, str)]
     widest = max((len(row) for row in grid), default=0)
     columns, rows = list(trace.get("x") or range(widest)), list(trace.get("y") or range(len(grid)))

@@ -66,7 +66,7 @@ class JsonLines(Sink):
         self._end = self._file.tell()
 
     def _check_own(self) -> None:
-        """What came in between two steps of this run is of other runs."""
+        """Check that lines between two steps of this run belong to other runs."""
         if self.path.stat().st_size == self._end:
             return
         with self.path.open("rb") as file:
@@ -97,7 +97,7 @@ def _parse(path: Path, text: bytes) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as text."""
+    """Replace NaN and infinities, which JSON lacks, by text."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

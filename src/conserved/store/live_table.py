@@ -83,7 +83,7 @@ class LiveTable(Sink):
 
 
 def _line(record: StepRecord) -> str:
-    """One record on one line; a monitor of attention has readings and no laws."""
+    """Return one record on one line; a monitor of attention has readings and no laws."""
     worst = max(record.entries(), key=lambda entry: entry.excess, default=None)
     text = f"{len(record.alarms)} alarms"
     if worst is not None:

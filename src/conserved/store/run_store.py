@@ -122,7 +122,8 @@ class RunStore:
             self._db.rollback()
 
     def select(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
-        """The rows of an SQL query on the tables of the store, for figures that are quicker to compute where the data
+        """Return the rows of an SQL query on the tables of the store, for figures that are quicker to compute where
+        the data
         is.
 
         Args:
@@ -136,7 +137,7 @@ class RunStore:
             return self._db.execute(query, given).fetchall()
 
     def runs(self) -> list[str]:
-        """The names of all runs, oldest first."""
+        """Return the names of all runs, oldest first."""
         return [self._text(name, "the name of a run") for (name,) in self.select("select name from run order by id")]
 
     def config(self, run: str) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class RunStore:
             ]
 
     def errors(self, run: str, *, by: str = "block") -> dict[int, dict[str, float]]:
-        """Equation (10) over the steps of a run.
+        """Return Equation (10) over the steps of a run.
 
         Args:
             run: the name of the run.
@@ -219,7 +220,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def totals(self, run: str) -> dict[int, dict[str, float]]:
-        """Of the run of this name, by step, the totals of steps whose rows were not kept one by one."""
+        """Return the totals, by step, of steps of a run whose rows were not kept one by one."""
         query = "select step, name, value from reading where run = ? and name like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
@@ -295,7 +296,7 @@ class RunStore:
         return {self._text(name, f"the name of a document ({kind})"): content for name, content in rows}
 
     def _by_step(self, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, float]]:
-        """Rows of (step, name, value)."""
+        """Return rows of (step, name, value)."""
         steps: dict[int, dict[str, float]] = {}
         with report_damage(self.path):
             for step, name, value in rows:
@@ -352,7 +353,7 @@ class SQLite(Sink):
     slow = True
 
     def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:
-        """A sink that writes the store at `path`.
+        """Create a sink that writes the store at `path`.
 
         Args:
             path: the file of the store; it is made if it is not there.
@@ -429,7 +430,7 @@ class SQLite(Sink):
             _insert(db, "alarm", (_alarm_row(self._run, n, alarm) for n, alarm in enumerate(record.alarms)))
 
     def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
-        """A row for every law, and one for each of its causes."""
+        """Write a row for every law, and one for each of its causes."""
         at, width, rows = (self._run, record.step), len(FIELDS), record.numbers.tolist()
         _insert(db, "entry", ((*at, law, sum(row[width:]), *row[:width]) for law, row in enumerate(rows)))
         amounts = [zip(record.causes, row[width:], strict=True) for row in rows]
@@ -477,7 +478,10 @@ class SQLite(Sink):
 
 
 def is_detailed(step: int, most: int) -> bool:
-    """Whether the rows of a step are kept: all at first, then `most` in every doubling of the number of steps."""
+    """Return whether the rows of a step are kept.
+
+    All at first, then `most` in every doubling of the number of steps.
+    """
     stride = 1
     while step > 2 * most * stride:
         stride *= 2
@@ -485,7 +489,7 @@ def is_detailed(step: int, most: int) -> bool:
 
 
 def estimate(laws: int, causes: int, steps: int, most: int | None) -> float:
-    """About how many bytes a run of so many steps takes."""
+    """Return about how many bytes a run of so many steps takes."""
     stored = (
         steps if most is None else min(steps, int(2 * most + most * max(0.0, math.log2(max(steps / (2 * most), 1)))))
     )
@@ -501,5 +505,5 @@ def _tensor(value: bytes, shape: list[int]) -> Tensor:
 
 
 def real(value: float | None) -> float:
-    """SQLite stores NaN as null."""
+    """Return SQLite stores NaN as null."""
     return float("nan") if value is None else float(value)

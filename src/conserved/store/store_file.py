@@ -51,7 +51,7 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def report_damage(path: Path) -> Iterator[None]:
-    """The same while reading, where contents that nobody would have written are damage as well."""
+    """Name the file in errors while reading; contents that nobody would have written count as damage."""
     try:
         with name_file_in_errors(path):
             yield
@@ -85,7 +85,7 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connection]:
-    """All or nothing; the lock is taken at once, so that two writers wait for each other and do not fail."""
+    """Run a transaction, all or nothing. The lock is taken at once, so that two writers wait instead of failing."""
     with name_file_in_errors(path):
         db.execute("begin immediate")
         try:
@@ -111,7 +111,7 @@ class FileMark:
         return FileMark(path, (status.st_dev, status.st_ino))
 
     def check(self) -> None:
-        """BrokenStoreError unless the path still means that file."""
+        """Raise BrokenStoreError unless the path still refers to that file."""
         try:
             same = FileMark.of(self.path) == self
         except OSError:
@@ -151,7 +151,7 @@ class Writer:
 
 
 def _machine() -> str:
-    """This machine and, in a container, the table its process numbers are of."""
+    """Return this machine and, in a container, the table its process numbers are of."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -159,7 +159,7 @@ def _machine() -> str:
 
 
 def _began(process: int) -> str | None:
-    """When a process began, in the kernel's clock; empty where that cannot be known, None if it has ended."""
+    """Return when a process began, in the kernel's clock; empty where that is unknown, None if it has ended."""
     try:
         # The second field is the program's name in parentheses, which may hold anything.
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -196,7 +196,7 @@ def _go_round(
 
 
 def _merge(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Tensor]]:
-    """Steps, with those along one symmetry that follow each other made one."""
+    """Return steps, with those along one symmetry that follow each other made one."""
     merged: list[tuple[Symmetry, Tensor]] = []
     for symmetry, element in steps:
         if merged and merged[-1][0] == symmetry:
@@ -207,10 +207,10 @@ def _merge(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Ten
 
 
 def distance(a: Tensors, b: Tensors) -> float:
-    """The Euclidean distance of two collections."""
+    """Return the Euclidean distance of two collections."""
     return float(torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum().sqrt()) if a else 0.0
 
 
 def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
-    """The element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
+    """Return the element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
     return symmetry.kind.nearest_element(symmetry.matrices(goal), symmetry.matrices(work), symmetry.degrees)

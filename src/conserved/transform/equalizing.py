@@ -224,7 +224,7 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
 
 
 def _refusal(members: Sequence[Symmetry], problem: UnmovableError, skipped: dict[str, str]) -> _Group:
-    """A group that stays as it is, and why."""
+    """Return a group that stays as it is, and why."""
     skipped |= {symmetry.name: str(problem) for symmetry in members}
     return _Group(elements={}, values=({}, {}), laws=({}, {}), sweeps=0)
 

@@ -27,7 +27,7 @@ def mixing_symmetries(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) ->
 
 
 def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
-    """GL(n) on each coordinate whose scalings hold entry by entry, rotations where they hold for pairs."""
+    """Return GL(n) on each coordinate whose scalings hold entry by entry, rotations where they hold for pairs."""
     result: list[ProbedSymmetry] = []
     if len(symmetry.legs) < 2 or any(abs(leg.degree) != 1 for leg in symmetry.legs):
         return result
@@ -57,7 +57,9 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
 
 
 def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
-    """Rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is known."""
+    """Return rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is
+    known.
+    """
     if scanner.coarse:
         return []
     tensors = scanner.tensors
@@ -93,7 +95,7 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
 
 
 def _by_batch(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry:
-    """The same rotation chosen anew for every entry of leading axes that all legs share, where that holds too."""
+    """Return the rotation chosen anew for every index of leading axes that all legs share, where that holds too."""
     shapes = [scanner.tensors[leg.name].shape for leg in symmetry.legs]
     shared = [axis for axis in range(min(map(len, shapes)) - 1) if len({shape[axis] for shape in shapes}) == 1]
     axes: list[int] = []
@@ -113,7 +115,7 @@ def _with_axes(symmetry: ProbedSymmetry, axes: Sequence[int], shape: Sequence[in
 
 
 def _confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
-    """The symmetry if a few random moves, more where each moves little, leave nothing but noise."""
+    """Return the symmetry if a few random moves, more where each moves little, leave nothing but noise."""
     errors = []
     for _ in range(3 if symmetry.sizes[-1] >= _SMALL else 8):
         matrices = [_matrix(scanner, symmetry) for _ in range(2)]
@@ -126,7 +128,9 @@ def _confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | Non
 
 
 def _matrix(scanner: Scanner, symmetry: ProbedSymmetry) -> tuple[Tensor, Tensor]:
-    """A random element of the group that moves every entry, and its inverse transposed, both of small exact numbers."""
+    """Return a random element of the group that moves every entry, and its inverse transposed, both of small exact
+    numbers.
+    """
     size, generator = symmetry.sizes[-1], scanner.generator
     matrix = torch.zeros(size, size, dtype=torch.float64)
     inverse = torch.zeros(size, size, dtype=torch.float64)

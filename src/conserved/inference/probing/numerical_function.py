@@ -60,7 +60,10 @@ class NumericalFunction:
     def gradients(
         self, values: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int] | None = None
     ) -> tuple[Values, tuple[Tensor | None, ...]]:
-        """Outputs, and what one backward pass from `gradients` gives for each input; None where nothing arrives."""
+        """Return outputs, and what one backward pass from `gradients` gives for each input.
+
+        None where nothing arrives.
+        """
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
             # A backward may write into what it saved, and that may be the input itself.
@@ -115,14 +118,14 @@ def device_of(tensors: Sequence[Any], keywords: Mapping[str, Any]) -> torch.devi
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """The user's random numbers are left as they were."""
+    """Preserve the user's random number state."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
 
 
 def reseed(seed: int) -> None:
-    """Seed the random numbers of every device there is.
+    """Seed the random numbers of every device.
 
     Where there is none but the processor, `torch.manual_seed` writes the whole call stack down each time, for the day
     an accelerator is started; that took longer than the small functions that are run here thousands of times."""

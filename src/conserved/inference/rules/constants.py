@@ -93,7 +93,7 @@ def _zeros(s: Step) -> Known:
     "signbit",
 )
 def constant(s: Step) -> Known | list[Known]:
-    """Nothing that moves comes out: what is made, drawn, compared or counted."""
+    """Type an operation whose result does not move: it creates, draws, compares or counts."""
     result: list[Known] = [FIXED] * max(1, len(s.operation.results))
     return result
 
@@ -128,6 +128,6 @@ def _dropout(s: Step) -> Any:
 
 @rule("detach", "detach_")
 def _detach(s: Step) -> Known:
-    """No gradient flows through: the identity holds only for motions that leave the value alone."""
+    """Type a detach: no gradient passes, so the identity holds only for motions that leave the value alone."""
     known = s.raw(s.arg(0))
     return known if isinstance(known, Type) and known.fixed else fix_all(s)

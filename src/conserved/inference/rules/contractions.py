@@ -85,7 +85,10 @@ def first_contraction(
     fresh_sum: bool = False,
     rows: bool = False,
 ) -> Type:
-    """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
+    """Type the first use of a parameter in a contraction.
+
+    Free along axes that stay, dual to its partner along those summed.
+    """
     moved_view = view.moved(renumber)
     own = sorted({dim for coordinate in moved_view.coordinates for dim in coordinate.dims})
     virtual, counts = virtual_axes(moved_view)
@@ -133,7 +136,7 @@ def _bmm(s: Step) -> Known:
 
 
 def batched_product(s: Step, left: Any, right: Any) -> Type:
-    """Products of matrices, one for every index of the first axis."""
+    """Return products of matrices, one for every index of the first axis."""
     b, n, k = s.shape(left)
     m = s.shape(right)[2]
     return contraction(s, left, right, OperandAxes((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: b, 1: n, 2: k, 3: m}))
@@ -159,7 +162,7 @@ def _dot(s: Step) -> Known:
 
 @rule("linear")
 def _linear(s: Step) -> Known:
-    """x Wᵀ + b, as fused kernels record it."""
+    """Return x Wᵀ + b, as fused kernels record it."""
     x, w, b = s.arg(0), s.arg(1), s.arg(2, "bias")
     count = len(s.shape(x))
     sizes = {**dict(enumerate(s.shape(x))), count: s.shape(w)[0]}
@@ -267,7 +270,7 @@ def _convolution(s: Step) -> Known:
 
 
 def _each(given: Any, count: int) -> list[int]:
-    """One number for every axis; a single one stands for all."""
+    """Return one number for every axis; a single one stands for all."""
     numbers = [given] if isinstance(given, int) else list(given)
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -293,7 +296,7 @@ def conv_contraction(s: Step, data: Type, raw: Known, axes: OperandAxes, kernel:
 
 @rule("_trilinear")
 def _trilinear(s: Step) -> Known:
-    """Σ x[n, i] W[o, i, j] z[n, j], as `bilinear` records it; other forms of three factors fix them."""
+    """Return Σ x[n, i] W[o, i, j] z[n, j], as `bilinear` records it; other forms of three factors fix them."""
     x, w, z = (s.arg(index) for index in range(3))
     if [list(s.arg(index)) for index in range(3, 7)] != [[1, 3], [0], [1, 2], [2, 3]]:
         return fix_all(s)

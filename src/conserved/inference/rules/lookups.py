@@ -22,7 +22,7 @@ from conserved.inference.types import FIXED, Field, Image, Type, Virtual, distin
 
 @rule("embedding")
 def _embedding(s: Step) -> Known:
-    """Rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
+    """Return rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
     table, index = s.arg(0), s.arg(1)
     padding = s.arg(2, "padding_idx", -1)
     shape, places = s.shape(table), s.shape(index)
@@ -44,7 +44,7 @@ def _embedding(s: Step) -> Known:
 
 
 def look_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
-    """A type after its first axis was looked up by an index that varies along `places`."""
+    """Return a type after its first axis was looked up by an index that varies along `places`."""
     shifts, images = [], []
     for shift in source.shifts:
         if 0 in shift.dims:
@@ -64,7 +64,7 @@ LOOKED_UP = 2048
 
 @rule("index", "index_select")
 def _index(s: Step) -> Known:
-    """Advanced indexing with one index tensor (or several, for axes along which nothing moves)."""
+    """Return advanced indexing with one index tensor (or several, for axes along which nothing moves)."""
     x = s.arg(0)
     shape = s.shape(x)
     if "index_select" in s.operation.name:
@@ -106,7 +106,7 @@ def _index(s: Step) -> Known:
 
 
 def compress(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
-    """Entries where a mask is set, in a row: nothing may depend on the masked axes."""
+    """Return entries where a mask is set, in a row: nothing may depend on the masked axes."""
     factors = s.engine.uniform(type_.factors, covered)
     start = covered[0]
     places = [dim if dim < start else None if dim in covered else dim - len(covered) + 1 for dim in range(count)]
@@ -128,7 +128,7 @@ def compress(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
 
 
 def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
-    """x[:, …, index]: a table looked up along one axis."""
+    """Return x[:, …, index]: a table looked up along one axis."""
     shape, places = s.shape(x), s.shape(index)
     constant = s.constant(index)
     if constant is not None and len(places) == 1 and isinstance(known, Type | ReadPart):
@@ -181,13 +181,13 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
 
 
 def at_array(index: np.ndarray, size: int) -> np.ndarray:
-    """Indices counted from the front."""
+    """Return indices counted from the front."""
     return np.where(index < 0, index + size, index)
 
 
 @rule("gather", "topk", "sort", "msort")
 def _gather(s: Step) -> Any:
-    """Entries chosen along an axis: nothing may depend on the place along it."""
+    """Return entries chosen along an axis: nothing may depend on the place along it."""
     x = s.arg(0)
     name = base_name(s.operation.name).removeprefix("aten::")
     count = len(s.shape(x))
@@ -271,7 +271,7 @@ def distinct_places(s: Step, ref: Any) -> bool:
     "index_copy_",
 )
 def _index_add(s: Step) -> Known:
-    """Entries are put, or added, at places along an axis: nothing may depend on the place.
+    """Type a write or sum into positions along an axis: nothing may depend on the position.
 
     How entries that meet at one place are combined decides: sums and means are linear, extremes keep positive scales
     and mix nothing, products multiply charges as often as entries meet, which the index alone knows.

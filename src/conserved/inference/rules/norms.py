@@ -17,7 +17,7 @@ from conserved.inference.types import FIXED, Field, Type
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
 def _softmax(s: Step) -> Known:
-    """Sees no shift along its axis, and every scale."""
+    """Return sees no shift along its axis, and every scale."""
     x = s.type(s.arg(0))
     dim = at(s.arg(1), len(s.out)) if s.out else 0
     if not s.out or s.out[dim] == 1:
@@ -83,7 +83,7 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
 
 
 def _statistics(s: Step, x: Any) -> None:
-    """Mean and size of what is normalised move with it: if the program reads them, it must not move."""
+    """Fix the input if the program reads its mean or size, which move with it."""
     if any(s.program.is_read(number) for number in s.operation.results[1:]):
         s.engine.zero(s.type(x))
 
@@ -155,7 +155,7 @@ def _batch_norm(s: Step) -> Any:
 
 @rule("_weight_norm_interface")
 def _weight_norm(s: Step) -> Any:
-    """g v / ‖v‖ along an axis: forgets the length of v."""
+    """Return g v / ‖v‖ along an axis: forgets the length of v."""
     v, g, dim = s.arg(0), s.arg(1), s.arg(2, default=0)
     type_ = s.type(v)
     dims = [d for d in range(len(s.out)) if d != at(dim, len(s.out))]

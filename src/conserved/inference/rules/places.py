@@ -121,7 +121,7 @@ def _select(s: Step) -> Known:
 
 
 def take(s: Step, x: Any, dim: int, index: Any) -> Known:
-    """Some entries along an axis: those that are taken do not mix with those that are not."""
+    """Return some entries along an axis: those that are taken do not mix with those that are not."""
     size = s.shape(x)[dim]
     known = s.raw(x)
     return cut_axis(s, known, dim, index, size) if isinstance(known, Type) else moved(known, Take(dim, index))
@@ -171,7 +171,10 @@ def _unbind(s: Step) -> list[Known]:
 
 @rule("conserved::all_to_all", "conserved::reduce_scatter")
 def _deal_out(s: Step) -> Known:
-    """Entries of the first axis go to other processes: the type stays where no motion differs along that axis."""
+    """Type an exchange that sends entries of the first axis to other processes.
+
+    The type stays where no motion differs along that axis.
+    """
     type_ = s.type(s.arg(0))
     if any(factor.touches((0,)) for factor in type_.factors):
         return fix_all(s)
@@ -228,7 +231,7 @@ def _repeat_interleave(s: Step) -> Known:
 
 @rule("diagonal", "as_strided", "unfold", "conserved::read")
 def _as_strided(s: Step) -> Known:
-    """Any other way to read entries: through the position of every entry of the result in the source."""
+    """Type any other way to read entries, by the source position of every entry of the result."""
     x = s.arg(0)
     shape = s.shape(x)
     if prod(shape) > ENTRIES or prod(s.out) > ENTRIES:
@@ -247,7 +250,10 @@ def _as_strided(s: Step) -> Known:
 
 
 def _positions(base: Any, view: Any) -> np.ndarray | None:
-    """For every entry of a view its position among the entries of its base; None if the base does not hold it."""
+    """Return for every entry of a view its position among the entries of its base.
+
+    None if the base does not hold it.
+    """
     (shape, strides, offset), (target, steps, start) = base, view
     if len(strides) != len(shape) or len(steps) != len(target):
         return None
@@ -316,7 +322,7 @@ def _couples(field: Field, index: Sequence[np.ndarray]) -> bool:
 
 @rule("conserved::write")
 def _write(s: Step) -> Known:
-    """Part of a tensor was written. It keeps its type if what was written has the type that was there before."""
+    """Type a write into part of a tensor. It keeps its type if the new part has the same type."""
     base, value = s.arg(0), s.arg(2)
     shape = s.shape(base)
     before, after = s.type(base), s.type(value)
@@ -352,7 +358,7 @@ def over(field: Field, shape: Sequence[int]) -> np.ndarray:
 
 
 def place_field(engine: Engine, field: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
-    """Zeros into which something was written: the rest is zero and may move with anything."""
+    """Return zeros into which something was written: the rest is zero and may move with anything."""
     full = engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
     full.reshape(-1)[positions.reshape(-1)] = over(field, positions.shape).reshape(-1)
     dims, full = tidy(tuple(range(len(shape))), full)
@@ -363,7 +369,10 @@ def place_field(engine: Engine, field: Field, shape: Sequence[int], positions: n
 def written_shift(
     engine: Engine, before: Sequence[Field], after: Sequence[Field], shape: Sequence[int], positions: np.ndarray
 ) -> tuple[Field, ...]:
-    """The shift of a tensor part of which was written: that of what was written there, the former one elsewhere."""
+    """Return the shift of a tensor part of which was written.
+
+    That of what was written there, the former one elsewhere.
+    """
     if not before and not after:
         return ()
     full = total_shift(engine, before, shape).copy()
@@ -373,7 +382,7 @@ def written_shift(
 
 
 def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -> np.ndarray:
-    """One atom for the shift of every entry."""
+    """Return one atom for the shift of every entry."""
     if not shifts:
         return np.zeros(tuple(shape), dtype=np.int64)
     if len(shifts) == 1 and shifts[0].weight == 1:
@@ -403,7 +412,7 @@ def _stack(s: Step) -> Known:
 
 
 def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type], out: Sequence[int]) -> Type:
-    """Tensors side by side along `dim`, which together have the shape `out`."""
+    """Return tensors side by side along `dim`, which together have the shape `out`."""
     engine = s.engine
     types = [unvirtual(engine, item) for item in types]
     if len(types) == 1:
@@ -469,7 +478,7 @@ def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type],
 def shared_shift(
     engine: Engine, parts: Sequence[Sequence[Field]], dim: int
 ) -> tuple[Sequence[Field], list[Sequence[Field]]]:
-    """Shifts of tensors side by side, as one that all have and what it takes to make up each.
+    """Return shifts of tensors side by side, as one that all have and what it takes to make up each.
 
     Keys of which one is a parameter move together if that parameter and the others' bias do: that is seen later only
     if the part in common does not vary along the axis they are joined along.
@@ -512,7 +521,7 @@ def unvirtual(engine: Engine, type_: Type) -> Type:
 
 @rule("constant_pad_nd", "pad")
 def _pad(s: Step) -> Known:
-    """Zeros on both sides, axis by axis; negative widths cut off instead."""
+    """Return zeros on both sides, axis by axis; negative widths cut off instead."""
     if s.arg(2, "value", 0):
         return fix_all(s)
     known = s.type(s.arg(0))

@@ -46,7 +46,7 @@ def _mul(s: Step) -> Known:
 
 
 def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
-    """The type of left · right, or of left / right, entry by entry.
+    """Return the type of left · right, or of left / right, entry by entry.
 
     Args:
         s: the operation.
@@ -101,7 +101,7 @@ def _addcmul(s: Step) -> Known:
 
 
 def power(s: Step, x: Type, exponent: Fraction) -> Type:
-    """The type of x^k, entry by entry: k times the charge, and no shift.
+    """Return the type of x^k, entry by entry: k times the charge, and no shift.
 
     Args:
         s: the operation.
@@ -277,7 +277,7 @@ def _hypot(s: Step) -> Known:
 
 @rule("view_as_complex")
 def _view_as_complex(s: Step) -> Known:
-    """Pairs of numbers as complex ones: both move alike."""
+    """Return pairs of numbers as complex ones: both move alike."""
     x = s.type(s.arg(0))
     last = len(s.shape(s.arg(0))) - 1
     factors = s.engine.uniform(x.factors, [last])
@@ -297,7 +297,7 @@ def _view_as_real(s: Step) -> Known:
 
 @rule("glu")
 def _glu(s: Step) -> Known:
-    """a · σ(b): the halves along an axis; the second is fixed."""
+    """Return a · σ(b): the halves along an axis; the second is fixed."""
     x = s.arg(0)
     shape = s.shape(x)
     dim = at(s.arg(1, "dim", -1), len(shape))

@@ -141,7 +141,7 @@ def _shifts_along(
 
 
 def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type:
-    """(x · y) summed along axes: a contraction."""
+    """Return (x · y) summed along axes: a contraction."""
     count = len(shape)
     dims = set(reduced_dims(s))
     sizes: dict[int, int] = dict(enumerate(shape))
@@ -201,7 +201,7 @@ rule("cumprod")(fix_all)
 
 
 def _total(s: Step, field: Field, dims: Sequence[int]) -> Field:
-    """Charges added up along axes."""
+    """Return charges added up along axes."""
     remaining = [n for n, dim in enumerate(field.dims) if dim not in dims]
     lost = [n for n, dim in enumerate(field.dims) if dim in dims]
     if not lost:

@@ -18,13 +18,13 @@ from conserved.inference.types import FIXED, Field, Image, Type
 
 
 def align(s: Step, ref: Any, dims: int) -> Type:
-    """The type of an operand over the axes of the result it is broadcast to."""
+    """Return the type of an operand over the axes of the result it is broadcast to."""
     shape = s.shape(ref)
     return broadcast(shape, dims).type(s.type(ref))
 
 
 def sum_of(s: Step, left: Any, right: Any, sign: Number = 1) -> Type:
-    """left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
+    """Return left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
     count = len(s.out)
     a, b = s.raw(left), s.raw(right)
     if isinstance(a, ReadPart) and isinstance(b, ReadPart):
@@ -77,7 +77,7 @@ def add(engine: Engine, x: Type, y: Type) -> Type:
 
 
 def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
-    """First use of a parameter in a sum: it moves as the other operand does."""
+    """Type the first use of a parameter in a sum: it moves as the other operand does."""
     offset = count - len(s.shape(ref))
     own_dims = {dim + offset for coordinate in view.coordinates for dim in coordinate.dims}
     fields = []
@@ -103,7 +103,9 @@ def _sub(s: Step) -> Known:
 
 
 def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
-    """The axis along which one operand is the mean of the other, so that their difference sums to zero along it."""
+    """Return the axis along which one operand is the mean of the other, so that their difference sums to zero along
+    it.
+    """
     maker = s.program.maker(mean.value) if isinstance(mean, ValueRef) and isinstance(x, ValueRef) else None
     if maker is None or base_name(maker.name) != "aten::mean" or maker.args[0] != x or len(maker.args) < 3:
         return None
@@ -115,7 +117,7 @@ def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
 
 @rule("rsub")
 def _rsub(s: Step) -> Known:
-    """other − alpha · x."""
+    """Return other − alpha · x."""
     if isinstance(s.arg(1), ValueRef):
         return sum_of(s, s.arg(1), s.arg(0), -s.arg(2, "alpha", 1))
     x = s.type(s.arg(0))
@@ -180,7 +182,7 @@ def _where(s: Step) -> Known:
 
 
 def choose(s: Step, condition: Any, left: Any, right: Any) -> Type:
-    """Entry by entry one of two tensors: entries between which the condition may differ do not mix."""
+    """Return entry by entry one of two tensors: entries between which the condition may differ do not mix."""
     count = len(s.out)
     varies = {dim + count - len(s.shape(condition)) for dim in wide(s.shape(condition))}
     for ref in (left, right):
@@ -204,7 +206,10 @@ def choose(s: Step, condition: Any, left: Any, right: Any) -> Type:
 
 
 def neutral(s: Step, ref: Any) -> str | None:
-    """What a constant operand is: "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed"."""
+    """Return what a constant operand is.
+
+    "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed".
+    """
     if not isinstance(ref, ValueRef):
         value = torch.tensor(float(ref))
     else:
@@ -235,7 +240,7 @@ def _maximum(s: Step) -> Known:
 
 @rule("lerp", "lerp_")
 def _lerp(s: Step) -> Known:
-    """x + w (y − x): both must move alike, by whatever share they are mixed."""
+    """Return x + w (y − x): both must move alike, by whatever share they are mixed."""
     left, right, share = s.arg(0), s.arg(1), s.arg(2, "weight")
     count = len(s.out)
     x, y = align(s, left, count), align(s, right, count)
