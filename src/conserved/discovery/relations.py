@@ -118,7 +118,7 @@ def _reduce(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor
 
 
 def _trivial(features: list[Feature]) -> list[Tensor]:
-    """Return whether two legs sum over rows of one parameter and therefore give the same number."""
+    """Return relations that hold trivially: sums over the rows of one parameter agree along any of its axes."""
     groups: dict[tuple[str, str], dict[int, list[int]]] = {}
     for index, feature in enumerate(features):
         groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(index)

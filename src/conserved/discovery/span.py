@@ -121,10 +121,7 @@ class Basis:
             self.largest_forgotten = max(self.largest_forgotten, float(values[faint]))
 
     def _orthonormal(self, fresh: Tensor) -> Tensor:
-        """Remove the part along the basis that unit vectors made from small remainders have kept.
-
-        Take it out before they join.
-        """
+        """Remove the part along the basis that vectors made from small remainders kept; return unit vectors."""
         fresh = self.project_out(fresh)
         return fresh / torch.linalg.vector_norm(fresh, dim=1, keepdim=True)
 

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved import _torch_compat
 from conserved._torch_compat import (
+    AutogradFunctionBase,
     TorchDispatchMode,
     disable_dynamo,
     preserve_version_counter,
@@ -525,7 +526,8 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
     ]
     # Beneath the public `apply`, which programs may have bound long ago: op = MyFunction.apply.
-    base: Any = torch.autograd.function._SingleLevelFunction
+    # No mode of PyTorch sees an autograd function being applied, so its base class is changed for this while.
+    base: Any = AutogradFunctionBase
     former = inspect.getattr_static(base, "apply")
     nested = "apply" in vars(base)
 
@@ -541,18 +543,10 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         recorder.made_elsewhere(cls.__name__, (args, kwargs), out, before)
         return out
 
-    former_hook = Tensor.register_hook
-
-    def register_hook(tensor: Tensor, hook: Any) -> Any:
-        recorder.program.hooked_values.add(recorder.value_of(tensor))
-        return former_hook(tensor, hook)
-
     base.apply = classmethod(apply)
-    setattr(Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
-        setattr(Tensor, "register_hook", former_hook)  # noqa: B010
         if nested:
             base.apply = former
         else:
@@ -619,14 +613,16 @@ _OWN_FILES = frozenset({__file__, _torch_compat.__file__})
 """Files whose own reads of tensors, as of a storage, are not reads of the program."""
 
 
-class _Reads(TorchFunctionMode):
-    """Notes where values leave the program: what Python decides by them cannot be seen."""
+class _ReadsAndHooks(TorchFunctionMode):
+    """A mode that notes reads of values and hooks on them, after which Python may do anything to gradients."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.register_hook:
+            self.recorder.program.hooked_values.add(self.recorder.value_of(args[0]))
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
         return func(*args, **(kwargs or {}))
@@ -650,7 +646,7 @@ def capture(
         without_mkldnn(),
         _watched(recorder, model),
         recorder,
-        _Reads(recorder),
+        _ReadsAndHooks(recorder),
     ):
         result = run()
     outputs = loss_outputs(result)
