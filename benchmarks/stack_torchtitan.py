@@ -102,9 +102,12 @@ def _change_one_replica(model: Any, rank: int) -> None:
 
 def _forget_divisor(model: Any) -> None:
     """Experts divide their gradients by the size of their own mesh, and not by that of all data."""
-    for name, module in model.named_modules():
-        if name.endswith("experts") and hasattr(module, "set_gradient_divide_factor"):
-            module.set_gradient_divide_factor(1.0)
+    experts = [
+        m for n, m in model.named_modules() if n.endswith("experts") and hasattr(m, "set_gradient_divide_factor")
+    ]
+    assert experts
+    for module in experts:
+        module.set_gradient_divide_factor(2.0)
 
 
 def _build(
@@ -216,13 +219,13 @@ _register("llama3, FSDP, compile", 2, name="llama3", dp_shard=2, compiled=True)
 _register("llama3, FSDP, full checkpointing", 2, name="llama3", dp_shard=2, checkpointing="full")
 _register("llama3, FSDP, selective checkpointing", 2, name="llama3", dp_shard=2, checkpointing="selective")
 _register("llama3, FSDP, bf16", 2, name="llama3", dp_shard=2, bf16=True)
+_register("deepseek_v3, EP", 2, name="deepseek_v3", dp_shard=2, ep=2)
 _register(
-    "deepseek_v3, EP",
-    2,
-    {"gradients of experts divided by another number": {"plant": _forget_divisor}},
+    "deepseek_v3, EP x FSDP",
+    4,
+    {"gradients of experts divided by the size of their own mesh": {"plant": _forget_divisor}},
     name="deepseek_v3",
-    dp_shard=2,
+    dp_shard=4,
     ep=2,
 )
-_register("deepseek_v3, EP x FSDP", 4, name="deepseek_v3", dp_shard=4, ep=2)
 _register("deepseek_v3, EP x TP", 4, name="deepseek_v3", dp_shard=2, tp=2, ep=2, etp=1)
