@@ -30,6 +30,7 @@ from attention_kernels import (
     BACKENDS,
     DEVICE,
     REFUSALS,
+    Attend,
     Variant,
     across,
     backend,
@@ -42,7 +43,7 @@ from attention_kernels import (
     variants,
 )
 from attention_training import Shape, Training, attention_called, corpus
-from conserved.attention import attention_rounding, centered
+from conserved.attention import attention_rounding, centered, fused_centering
 from measure import RESULTS, in_turns, save
 
 
@@ -107,15 +108,16 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for shape in shapes:
         leaves = [torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
         gradient = torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
-        names: tuple[Any, ...] = ("rows", "mean", "running")
-        attend: dict[str, Any] = {"flash": F.scaled_dot_product_attention}
-        attend |= {name: centered(constants=name) for name in names}
-        attend |= {f"{name}, compiled": _compiled(centered(constants=name)) for name in names[:2]}
+        attend: dict[str, Any] = {"flash": F.scaled_dot_product_attention, "rows": centered()}
+        attend["rows, operations of PyTorch"] = _without_kernels(centered())
+        attend |= {"mean": centered(constants="mean"), "running": centered(constants="running")}
         attend["values only"] = centered(keys=False)
+        attend["rows, compiled"] = _compiled(centered())
         work = {name: _passes_of(function, leaves, gradient) for name, function in attend.items()}
         with backend("flash"):
             row: dict[str, Any] = {"shape": shape, "host": _median(in_turns(work, 3 if small else 20))}
             if DEVICE.type == "cuda":
+                row["kernels"] = {name: _kernel_times(work[name]) for name in ("flash", "rows")}
                 graphs = {name: _graph_of_ten(call) for name, call in work.items()}
                 row["graph"] = {name: taken / 10 for name, taken in _median(in_turns(graphs, 20)).items()}
         timed = row.get("graph", row["host"])
@@ -129,6 +131,34 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _passes_of(attend: Any, leaves: list[Tensor], gradient: Tensor) -> Callable[[], Any]:
     q, k, v = leaves
     return lambda: torch.autograd.grad(attend(q, k, v, is_causal=True), leaves, gradient)
+
+
+def _without_kernels(attend: Any) -> Attend:
+    """Return the function computed by PyTorch's operations alone."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        usable = dict(fused_centering._COMPILE)
+        fused_centering._COMPILE.update(dict.fromkeys(usable, False))
+        try:
+            return attend(*args, **options)
+        finally:
+            fused_centering._COMPILE.update(usable)
+
+    return call
+
+
+def _kernel_times(call: Callable[[], Any]) -> dict[str, float]:
+    """Return microseconds of every kernel of a call."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+    events = profiler.key_averages()
+    return {
+        event.key[:80]: digits(event.self_device_time_total / 10) for event in events if event.self_device_time_total
+    }
 
 
 def _median(seconds: dict[str, list[float]]) -> dict[str, float]:
@@ -495,12 +525,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--eager", action="store_true", help="do not record steps as CUDA graphs")
+    parser.add_argument("--plain", action="store_true", help="do not use our Triton kernels")
     parser.add_argument("--only", action="append", help="a kernel, kind of model or setting; may be repeated")
     parser.add_argument("--steps", type=int, help="steps of the runs whose losses are compared")
     parser.add_argument("--merge", type=Path, action="append", help="read folders with results instead of running")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     options = parser.parse_args()
     start = time.monotonic()
+    if options.plain:
+        fused_centering._COMPILE[torch.device("cuda", 0)] = False
     if options.merge:
         record = merge(options.merge, options.command)
         files = [json.loads(path.read_text()) for folder in options.merge for path in folder.rglob("*.json")]

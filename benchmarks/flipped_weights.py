@@ -75,7 +75,7 @@ def flips(case: Case, kind: torch.dtype, where: str, count: int, seed: int, seco
     """Flip one bit in every third step of a run, put it right afterwards, and note what was said."""
     draw = random.Random(seed)
     model = case.model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if case.repeats else 1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if case.repeats else 3e-4)
     identities = StepIdentities(model, model, [optimizer], Boundary(strict=True))
     identities._within_budget = lambda: True  # type: ignore[method-assign]
     named = list(model.named_parameters())
@@ -111,7 +111,8 @@ def flips(case: Case, kind: torch.dtype, where: str, count: int, seed: int, seco
         if time.perf_counter() - began > seconds:
             break
         row = step(flip=number % 3 == 2)
-        alarms = identities.take_alarms()
+        # Low precision swallows small updates in any run: that is not a flip.
+        alarms = [alarm for alarm in identities.take_alarms() if alarm.code != "swallowed"]
         if row is not None:
             row["values"][row["index"]] = row["old"]
             for key in ("values", "index", "old"):
