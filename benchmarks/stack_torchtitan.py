@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from stack_configurations import Training, configuration
+from stack_models import make_pieces_of_whole
 
 for _model in ("llama3", "deepseek_v3", "qwen3"):
     import_module(f"torchtitan.models.{_model}")
@@ -168,6 +169,7 @@ def _build(
     torch.manual_seed(0)
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device("cpu"))
+    make_pieces_of_whole(model)
     model.train()
     for module in model.modules():
         # DTensor has no rule for the flash attention of a processor.
