@@ -21,6 +21,7 @@ import adversarial_structures
 from adversarial_held_out import draw
 from adversarial_layers import Function
 from adversarial_models import Adversary, models
+from adversarial_structures import STATEFUL, Stateful
 from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
 from conserved.inference.capture import CapturedProgram, capture
@@ -705,3 +706,31 @@ def test_only_indices_made_of_floats_count_as_computed() -> None:
     assert program_check._computes_indices(captured(lambda w: w[(x @ w)[:, 0].long().clamp(0, 3)]))
     assert not program_check._computes_indices(captured(lambda w: w[(x @ w).argmax(1)] + w[chosen].sum()))
     assert not program_check._computes_indices(captured(lambda w: (x @ w).long() + w.sum()))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_laws_do_not_rest_on_what_state_holds_before_the_first_call(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Stateful(STATEFUL[name]), draw(5, 4)
+    laws = recognize(model, x).select(lambda law: law.source == "typed")
+    assert not any(law.parameters == ("c",) for law in laws)
+    assert not any(law.parameters == ("t",) and "row" in name for law in laws)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).square().sum().backward()
+        slopes = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+        balance = laws.balance(slopes, dict(model.named_parameters())) if len(laws) else None
+        assert balance is None or max(map(float, balance.residuals)) < 1e-3
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_reading_laws_leaves_the_state_of_a_module_alone(name: str) -> None:
+    model = Stateful(STATEFUL[name])
+    mean, count = model.mean, model.count
+    recognize(model, draw(5, 4))
+    assert model.mean is mean
+    assert model.count is count
+    assert not mean.any()
+    assert not count.any()
+    assert not model.kept.any()
+    assert model.calls == 0
