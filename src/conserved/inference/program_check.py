@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import tree_map
 from conserved.inference.capture import CHECKPOINT, CapturedProgram
 from conserved.inference.double_precision import in_double_precision, widened
 from conserved.inference.epsilon_removal import WithoutEpsilon
@@ -286,11 +287,11 @@ class _Test:
             # Hooks of the user's run in a whole backward pass: then it is not made, and the call below raises.
             reentrant = any(operation.custom == CHECKPOINT for operation in self.program.operations)
             reentrant = reentrant and not self.program.hooked
-            found = _differentiate(loss, list(trained.values()), reentrant=reentrant)
+            result = _differentiate(loss, list(trained.values()), reentrant=reentrant)
             theta = {name: tensor.detach().clone() for name, tensor in run.parameters.items()}
         gradients = {
             name: torch.zeros_like(theta[name]) if gradient is None else gradient.detach().to_dense()
-            for name, gradient in zip(trained, found, strict=True)
+            for name, gradient in zip(trained, result, strict=True)
         }
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
             return None
@@ -405,13 +406,13 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
     try:
         element = symmetry.element(spread=STEP, generator=generator)
         before = _outputs(run, start, classes, epsilons)
-        whole = _distance(before, _outputs(run, symmetry.act(start, element), classes, epsilons))
+        distance = _distance(before, _outputs(run, symmetry.act(start, element), classes, epsilons))
         part = _distance(before, _outputs(run, half.act(start, element), classes, epsilons))
     except Exception:
         # User code may raise anything on values it was not written for.
         return True
     # Coarse computing inside the function leaves rounding; half of the motion says what a change would be.
-    return not whole <= max(1e-9, COARSE * part)
+    return not distance <= max(1e-9, COARSE * part)
 
 
 def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]) -> Tensor:
@@ -420,10 +421,10 @@ def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None,
     with _unnoticed(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
         for name, value in values.items():
             run.parameters[name].data = value
-        found = [output.detach() for output in judged(run.call(widened_tree(run.inputs)))]
+        outputs = [output.detach() for output in judged(run.call(widened_tree(run.inputs)))]
     if classes is not None:
-        found = [output - output.mean(classes, keepdim=True) if output.ndim else output for output in found]
-    return torch.cat([torch.view_as_real(o).flatten() if o.is_complex() else o.flatten() for o in found])
+        outputs = [output - output.mean(classes, keepdim=True) if output.ndim else output for output in outputs]
+    return torch.cat([torch.view_as_real(o).flatten() if o.is_complex() else o.flatten() for o in outputs])
 
 
 def _distance(before: Tensor, after: Tensor) -> float:
@@ -432,7 +433,7 @@ def _distance(before: Tensor, after: Tensor) -> float:
 
 def widened_tree(inputs: Any) -> Any:
     """Inputs with all floating-point tensors in float64, and none that records gradients."""
-    return torch.utils._pytree.tree_map(widened, inputs)
+    return tree_map(widened, inputs)
 
 
 def _weights(output: Tensor, classes: int | None, generator: torch.Generator) -> Tensor:
