@@ -1317,14 +1317,14 @@ class Stateful(nn.Module):
 
 
 def _average(m: Any, x: Tensor, h: Tensor) -> Tensor:
-    result = (h + m.mean * m.c).relu() @ m.b
+    result = (h + m.mean.clone() * m.c).relu() @ m.b
     with torch.no_grad():
         m.mean.mul_(0.9).add_(0.1 * h.mean(0))
     return result
 
 
 def _bound_anew(m: Any, x: Tensor, h: Tensor) -> Tensor:
-    result = (h + m.mean * m.c).relu() @ m.b
+    result = (h + m.mean.clone() * m.c).relu() @ m.b
     m.mean = m.mean * 0.9 + 0.1 * h.mean(0).detach()
     return result
 
@@ -1357,7 +1357,7 @@ def _counted_times(m: Any, x: Tensor, h: Tensor) -> Tensor:
 
 
 def _queue(m: Any, x: Tensor, h: Tensor) -> Tensor:
-    result = torch.cat((h @ m.t.T, h @ m.mean[:, None] * m.c), 1)
+    result = torch.cat((h @ m.t.T, h @ m.mean.clone()[:, None] * m.c), 1)
     m.mean.copy_(h[0].detach())
     return result
 

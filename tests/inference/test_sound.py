@@ -632,7 +632,8 @@ def test_structures_have_no_wrong_law_on_any_of_their_inputs(start: int) -> None
     """Every thirtieth model; `benchmarks/adversarial_laws.py --set structures` has all of them."""
     for name, (model, inputs) in itertools.islice(adversarial_structures.structures(), 4 + 15 * start, None, 30):
         laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
-        for args in inputs if len(laws) else ():
+        # A finite move says nothing about a program that changes with every call.
+        for args in inputs if len(laws) and not name.startswith("state") else ():
             assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name
 
 

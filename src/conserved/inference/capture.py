@@ -660,7 +660,7 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], float]:
+def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], bool | int | float]:
     """Return the numbers that modules keep as plain attributes."""
     modules = [] if model is None else model.modules()
     return {
