@@ -689,7 +689,7 @@ def interpolated() -> Iterator[tuple[str, Case]]:
         "mean over a divisor": lambda h: F.avg_pool2d(h, 2, divisor_override=3),
         "power one": lambda h: F.lp_pool2d(h, 1, 2),
         "power two, ceil": lambda h: F.lp_pool2d(h, 2, 2, ceil_mode=True),
-        "unpooled": lambda h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), 2),
+        "unpooled": lambda h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), [2, 2]),
         "log of mean exp": lambda h: F.avg_pool2d(h.exp(), 2).log(),
         "soft pool": lambda h: (h * h.flatten(2).softmax(-1).view_as(h)).sum((2, 3), keepdim=True),
         "standard deviation": lambda h: h.std((2, 3), keepdim=True),
@@ -1304,6 +1304,9 @@ def _pair_rotated(h: Tensor, angle: Tensor) -> Tensor:
 
 class Stateful(nn.Module):
     """Two layers and a parameter that meets state of the module, which is zero before the first call."""
+
+    mean: Tensor
+    count: Tensor
 
     def __init__(self, function: Any) -> None:
         super().__init__()
