@@ -23,6 +23,7 @@ from adversarial_layers import Function
 from adversarial_models import Adversary, models
 from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
+from conserved.inference.capture import CapturedProgram, capture
 from conserved.inference.rules import RULES, Step
 from conserved.laws import ProgramCheck
 from conserved.symmetry import GeneralLinear, Leg, OneScale, Scaling, Translation, View
@@ -675,3 +676,32 @@ def test_laws_through_a_gradient_of_the_authors_before_a_weights_first_use_are_a
 def test_a_weight_without_hooks_is_not_assumed() -> None:
     laws = recognize(Function(lambda p, x: (x @ (p.a * 1.0)).relu() @ p.b, a=draw(3, 4), b=draw(4, 2)), draw(5, 3))
     assert {law.source for law in laws} == {"typed"}
+
+
+def test_a_program_that_trusts_its_lengths_is_not_run_at_other_sizes() -> None:
+    sizes = []
+
+    def segments(p: Any, x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return torch.segment_reduce(x @ p.a, "sum", lengths=torch.tensor([2, 1, 3]), unsafe=True) @ p.b
+
+    def rows(p: Any, x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return x @ p.a @ p.b
+
+    recognize(Function(rows, a=draw(4, 4), b=draw(4, 2)), draw(6, 4))
+    assert set(sizes) != {6}
+    sizes.clear()
+    recognize(Function(segments, a=draw(4, 4), b=draw(4, 2)), draw(6, 4))
+    assert set(sizes) == {6}
+
+
+def test_only_indices_made_of_floats_count_as_computed() -> None:
+    def captured(function: Callable[[Tensor], Tensor]) -> CapturedProgram:
+        weight = nn.Parameter(draw(4, 4))
+        return capture(lambda: function(weight), {"w": weight})
+
+    x, chosen = draw(5, 4), torch.tensor([0, 3, 1])
+    assert program_check._computes_indices(captured(lambda w: w[(x @ w)[:, 0].long().clamp(0, 3)]))
+    assert not program_check._computes_indices(captured(lambda w: w[(x @ w).argmax(1)] + w[chosen].sum()))
+    assert not program_check._computes_indices(captured(lambda w: (x @ w).long() + w.sum()))

@@ -49,25 +49,27 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
         return laws, {}
     if any(hasattr(p, name) for p in model.parameters() for name in _LAYOUT_ATTRIBUTES):
         return laws, {}
-    arrays = [one.reshape(-1) for several in derivation.typing.assumed.values() for one in several]
+    arrays = [item.reshape(-1) for several in derivation.typing.assumed.values() for item in several]
     exchanged = np.unique(np.abs(np.concatenate(arrays))) if arrays else np.zeros(0, dtype=np.int64)
     held = holdings(model) or {}
     typing = derivation.typing
-    whole = {law.name for law in laws if held and any(_is_exchanged(leg, typing, exchanged) for leg in law.legs)}
-    for one in laws:
-        for leg in one.legs:
+    exchanged_laws = {
+        law.name for law in laws if held and any(_is_exchanged(leg, typing, exchanged) for leg in law.legs)
+    }
+    for item in laws:
+        for leg in item.legs:
             # A vector along an exchanged space has no axis that could be cut.
-            if one.name in whole and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
+            if item.name in exchanged_laws and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
                 held[leg.view.parameter] = "replica"
-    kept = {
+    local = {
         law.name
         for law in laws
-        if (_can_be_summed(law, held, law.name in whole) if held else _is_local(law, typing, exchanged))
+        if (_can_be_summed(law, held, law.name in exchanged_laws) if held else _is_local(law, typing, exchanged))
     }
-    spread = sorted(law.name for law in laws if law.name not in kept)
+    spread = sorted(law.name for law in laws if law.name not in local)
     few = replace(
         laws,
-        symmetries=tuple(law for law in laws if law.name in kept),
+        symmetries=tuple(law for law in laws if law.name in local),
         dropped=(*laws.dropped, *(Dropped(name, SPREAD) for name in spread)),
     )
     return few, held

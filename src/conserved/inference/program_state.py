@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from conserved._torch_compat import forward_hooks_of
+
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
 
@@ -32,7 +34,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         (module, {name: value for name, value in vars(module).items() if name not in _OWN})
         for module in model.modules()
     ]
-    contents = [(one, _copied(one)) for one in _containers(model, attributes)]
+    contents = [(item, _copied(item)) for item in _containers(model, attributes)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -53,11 +55,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
     """Lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
-    found = [value for _, own in attributes for value in own.values()]
+    values = [value for _, own in attributes for value in own.values()]
     for module in model.modules():
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            found += _reached(hook)
-    return list({id(one): one for one in found if type(one) in _CONTAINERS}.values())
+        for hook in forward_hooks_of(module):
+            values += _reached(hook)
+    return list({id(item): item for item in values if type(item) in _CONTAINERS}.values())
 
 
 def _reached(hook: Callable[..., Any]) -> list[Any]:
@@ -65,11 +67,11 @@ def _reached(hook: Callable[..., Any]) -> list[Any]:
     if isinstance(hook, partial):
         return [*hook.args, *hook.keywords.values(), *_reached(hook.func)]
     owner = getattr(hook, "__self__", None)
-    found = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
+    objects = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
     function = getattr(hook, "__func__", hook)
-    found += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    return found + [names[name] for name in getattr(code, "co_names", ()) if name in names]
+    return objects + [names[name] for name in getattr(code, "co_names", ()) if name in names]
 
 
 def _filled(cell: Any) -> bool:

@@ -28,7 +28,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.reference_steps import rule_for
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, named_tensors
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
 
 BLOCK = 128
 """Entries of a block. Fewer take more memory; more hide a wrong entry among the rounding of others."""
@@ -145,7 +145,7 @@ class BlockSums(StepIdentity):
             return
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         names, rows = [], []
-        known = named_tensors(step.model, step.optimizers)
+        known = step.names()
         with torch.no_grad(), self._timed(before[0].tensor):
             for sums in before:
                 p = sums.tensor
@@ -195,7 +195,7 @@ class BlockSums(StepIdentity):
         pairs = [(a, b) for a, b in pairs if a.version == b.version and a.values.shape == b.values.shape]
         if not pairs:
             return
-        known = named_tensors(step.model, step.optimizers)
+        known = step.names()
         names = [known[id(a.tensor)] for a, _ in pairs]
         # The same sums of the same numbers: kernels may add in another order, and that is all.
         eps = 4 * torch.finfo(torch.float32).eps
