@@ -18,6 +18,7 @@ from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
+from conserved.inference.gathered_rows import GATHERED, laws_of_gathered_rows
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.inference.materialised_models import is_sharded, made_up, materialised
 from conserved.inference.naming import named
@@ -146,8 +147,10 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     assembly = Assembly(typing)
     symmetries = over_unread_rows(named(assembly, assembly.found()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
+    gathered: frozenset[str] = frozenset()
     if program.communicates:
-        symmetries = [item for item in symmetries if partial.isdisjoint(item.parameters)]
+        gathered = laws_of_gathered_rows(typing, symmetries)
+        symmetries = [item for item in symmetries if partial.isdisjoint(item.parameters) and item.name not in gathered]
     else:
         symmetries += inert(typing)
         symmetries += dependent_inputs(typing, symmetries)
@@ -161,6 +164,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
         unclaimed=(),
         dropped=(
             *(Dropped(name, _READ_IN_PART) for name in sorted(partial)),
+            *(Dropped(name, GATHERED) for name in sorted(gathered)),
             *(Dropped(name, why) for name, why in derivation.dropped(unique.values()) if name not in partial),
         ),
         unknown=dict(typing.unknown),
