@@ -175,7 +175,71 @@ def function_of(
     values = tuple(value.detach() for _, value in inputs)
     plain = _as_written(fn)
     eager = None if plain is None else called_as(plain)
-    return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
+    refused = _refused(called_as(fn), values, seed)
+    kept = [place for place in range(len(values)) if place not in refused]
+    if not refused or not kept:
+        return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
+    rest, names_left = tuple(values[place] for place in kept), tuple(chosen[place] for place in kept)
+    settled = _settled(title, _with_held(called_as(fn), values, refused), names_left, rest, seed)
+    note = f"held fixed: {', '.join(chosen[place] for place in refused)} ({title} refuses to differentiate by it)."
+    eager = None if eager is None else _with_held(eager, values, refused)
+    return replace(settled, eager=eager, notes=(*settled.notes, note))
+
+
+def hold(function: NumericalFunction, places: Sequence[int], reason: str) -> NumericalFunction:
+    """Return a function of the other inputs alone; the same function if none or all are to be held."""
+    kept = [place for place in range(len(function.values)) if place not in places]
+    if not places or not kept:
+        return function
+    eager = None if function.eager is None else _with_held(function.eager, function.values, places)
+    note = f"held fixed: {', '.join(function.names[place] for place in places)} ({reason})."
+    return replace(
+        function,
+        call=_with_held(function.call, function.values, places),
+        eager=eager,
+        names=tuple(function.names[place] for place in kept),
+        values=tuple(function.values[place] for place in kept),
+        notes=(*function.notes, note),
+    )
+
+
+def _with_held(
+    call: Callable[[Sequence[Tensor]], Any], values: Values, places: Sequence[int]
+) -> Callable[[Sequence[Tensor]], Any]:
+    """Return the call without some of its inputs, which keep their values and follow the others' precision."""
+    own = next(value.dtype for place, value in enumerate(values) if place not in places)
+
+    def shorter(rest: Sequence[Tensor]) -> Any:
+        given = iter(rest)
+        return call(
+            [
+                (value.to(rest[0].dtype, copy=True) if value.dtype == own else value.clone())
+                if place in places
+                else next(given)
+                for place, value in enumerate(values)
+            ]
+        )
+
+    return shorter
+
+
+def _refused(call: Callable[[Sequence[Tensor]], Any], values: Values, seed: int) -> list[int]:
+    """Return the inputs that a function takes, but not where they require a gradient: targets, running means."""
+
+    def runs(wanted: Sequence[int]) -> bool:
+        given = [value.clone().requires_grad_(place in wanted) for place, value in enumerate(values)]
+        # An input that is written to must not be a leaf.
+        given = [value.clone() if value.requires_grad else value for value in given]
+        try:
+            _trial(call, given, seed)
+        except RuntimeError:
+            return False
+        return True
+
+    every = range(len(values))
+    if runs(every) or not runs(()):
+        return []
+    return [place for place in every if not runs((place,))]
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
