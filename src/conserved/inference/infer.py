@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,14 @@ from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
+from conserved.inference.gathered_rows import GATHERED, laws_of_gathered_rows
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.inference.materialised_models import draw_values, is_sharded, materialize
 from conserved.inference.naming import name_symmetries
 from conserved.inference.parameters_without_gradient import inert, read_in_part
 from conserved.inference.probed import with_probed
 from conserved.inference.program_check import ProgramRun, check_on_program
+from conserved.inference.program_state import preserve_state
 from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
@@ -76,9 +79,10 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    laws, program, run = _infer(model, args, kwargs, loss)
-    PROGRESS.enter(f"checking {len(laws)} laws on the program")
-    laws = check_on_program(laws, program, run, classes=_classes(loss))
+    with preserve_state(model) if isinstance(model, nn.Module) else nullcontext():
+        laws, program, run = _infer(model, args, kwargs, loss)
+        PROGRESS.enter(f"checking {len(laws)} laws on the program")
+        laws = check_on_program(laws, program, run, classes=_classes(loss))
     if isinstance(laws.derivation, Derivation):
         laws.derivation.program_check = laws.checked
     return laws
@@ -143,8 +147,10 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     assembly = Assembly(typing)
     symmetries = over_unread_rows(name_symmetries(assembly, assembly.found()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
+    gathered: frozenset[str] = frozenset()
     if program.communicates:
-        symmetries = [item for item in symmetries if partial.isdisjoint(item.parameters)]
+        gathered = laws_of_gathered_rows(typing, symmetries)
+        symmetries = [item for item in symmetries if partial.isdisjoint(item.parameters) and item.name not in gathered]
     else:
         symmetries += inert(typing)
         symmetries += dependent_inputs(typing, symmetries)
@@ -158,6 +164,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
         unclaimed=(),
         dropped=(
             *(Dropped(name, _READ_IN_PART) for name in sorted(partial)),
+            *(Dropped(name, GATHERED) for name in sorted(gathered)),
             *(Dropped(name, why) for name, why in derivation.dropped(unique.values()) if name not in partial),
         ),
         unknown=dict(typing.unknown),

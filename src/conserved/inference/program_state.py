@@ -15,17 +15,20 @@ from typing import Any
 
 from torch import nn
 
-from conserved._torch_compat import forward_hooks_of
+from conserved._torch_compat import buffers_of, forward_hooks_of
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
+
+_INITIALISES = nn.modules.lazy.LazyModuleMixin
+"""Modules that become others at their first call: they keep what they have become."""
 
 _CONTAINERS = (list, dict, set)
 
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Restore the plain attributes and containers of a model after calls of it.
+    """Restore the plain attributes, containers and bound buffers of a model after calls of it.
 
     Args:
         model: the model whose modules and hooks are looked at.
@@ -33,7 +36,9 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
     attributes = [
         (module, {name: value for name, value in vars(module).items() if name not in _OWN})
         for module in model.modules()
+        if not isinstance(module, _INITIALISES)
     ]
+    buffers = [(module, dict(buffers_of(module))) for module, _ in attributes]
     contents = [(item, _copy(item)) for item in _containers(model, attributes)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
@@ -51,6 +56,9 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
             for name in [name for name in now if name not in _OWN and name not in before]:
                 del now[name]
             now.update(before)
+        for module, owned in buffers:
+            # A forward may bind another tensor to the name of a buffer.
+            buffers_of(module).update(owned)
 
 
 def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:

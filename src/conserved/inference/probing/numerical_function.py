@@ -178,7 +178,71 @@ def function_of(
     values = tuple(value.detach() for _, value in inputs)
     plain = _as_written(fn)
     eager = None if plain is None else called_as(plain)
-    return replace(_observe_outputs(title, called_as(fn), chosen, values, seed), eager=eager)
+    refused = _refused(called_as(fn), values, seed)
+    remaining = [index for index in range(len(values)) if index not in refused]
+    if not refused or not remaining:
+        return replace(_observe_outputs(title, called_as(fn), chosen, values, seed), eager=eager)
+    rest, names_left = tuple(values[index] for index in remaining), tuple(chosen[index] for index in remaining)
+    observed = _observe_outputs(title, _with_held(called_as(fn), values, refused), names_left, rest, seed)
+    note = f"held fixed: {', '.join(chosen[index] for index in refused)} ({title} refuses to differentiate by it)."
+    eager = None if eager is None else _with_held(eager, values, refused)
+    return replace(observed, eager=eager, notes=(*observed.notes, note))
+
+
+def hold(function: NumericalFunction, indices: Sequence[int], reason: str) -> NumericalFunction:
+    """Return a function of the other inputs alone; the same function if none or all are to be held."""
+    remaining = [index for index in range(len(function.values)) if index not in indices]
+    if not indices or not remaining:
+        return function
+    eager = None if function.eager is None else _with_held(function.eager, function.values, indices)
+    note = f"held fixed: {', '.join(function.names[index] for index in indices)} ({reason})."
+    return replace(
+        function,
+        call=_with_held(function.call, function.values, indices),
+        eager=eager,
+        names=tuple(function.names[index] for index in remaining),
+        values=tuple(function.values[index] for index in remaining),
+        notes=(*function.notes, note),
+    )
+
+
+def _with_held(
+    call: Callable[[Sequence[Tensor]], Any], values: Values, indices: Sequence[int]
+) -> Callable[[Sequence[Tensor]], Any]:
+    """Return the call without some of its inputs, which keep their values and follow the others' precision."""
+    own = next(value.dtype for index, value in enumerate(values) if index not in indices)
+
+    def shorter(rest: Sequence[Tensor]) -> Any:
+        given = iter(rest)
+        return call(
+            [
+                (value.to(rest[0].dtype, copy=True) if value.dtype == own else value.clone())
+                if index in indices
+                else next(given)
+                for index, value in enumerate(values)
+            ]
+        )
+
+    return shorter
+
+
+def _refused(call: Callable[[Sequence[Tensor]], Any], values: Values, seed: int) -> list[int]:
+    """Return the inputs that a function takes, but not where they require a gradient: targets, running means."""
+
+    def runs(wanted: Sequence[int]) -> bool:
+        given = [value.clone().requires_grad_(index in wanted) for index, value in enumerate(values)]
+        # An input that is written to must not be a leaf.
+        given = [value.clone() if value.requires_grad else value for value in given]
+        try:
+            _trial(call, given, seed)
+        except RuntimeError:
+            return False
+        return True
+
+    every = range(len(values))
+    if runs(every) or not runs(()):
+        return []
+    return [index for index in every if not runs((index,))]
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
