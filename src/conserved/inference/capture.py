@@ -613,7 +613,7 @@ def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
                     changed += [
                         b for name, b in before.items() if b is not None and buffers_of(module).get(name) is not b
                     ]
-                    now.update(before)
+                    buffers_of(module).update(before)
                 for buffer, value in zip(buffers, copies, strict=True):
                     if not _is_unchanged(buffer, value):
                         changed.append(buffer)
