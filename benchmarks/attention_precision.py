@@ -32,14 +32,13 @@ from attention_kernels import (
     REFUSALS,
     Attend,
     Variant,
-    across,
     backend,
     by_head,
     digits,
     exact_passes,
     head_inputs,
-    mean_keys,
     passes,
+    seen_by_attention,
     variants,
 )
 from attention_training import Shape, Training, attention_called, corpus
@@ -224,11 +223,7 @@ def _wait() -> None:
 
 
 def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
-    """Return the errors of one kernel by layer and head.
-
-    "dQ across" leaves out the part of dQ along the mean key of its row. Along it a query can move without moving
-    attention, and the error that comes from the softmax correction points there.
-    """
+    """Return the errors of one kernel by layer and head; "dQ seen" is that of dQ as attention sees it."""
     table: dict[str, Any] = {leg: [] for leg in LEGS}
     attend = attention_called(name)
     for q, k, v, gradient in layers:
@@ -240,10 +235,10 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
         except REFUSALS as problem:
             table["problem"] = str(problem).strip().splitlines()[0][:300]
             break
-        directions = mean_keys(q, k)
         table["dQ"].append(_list(by_head(results[1], exact[1])))
         table["dK"].append(_list(by_head(results[2], exact[2])))
-        table["dQ across"].append(_list(by_head(across(results[1], directions), across(exact[1], directions))))
+        error, size = (seen_by_attention(change, q, k) for change in (results[1].double() - exact[1], exact[1]))
+        table["dQ seen"].append(_list((error / size).sqrt()))
         if name != "centered":
             delta: Any = "scores" if name == "math" else "output"
             rounding = attention_rounding(q, k, v, results[0], gradient, causal=True, delta=delta)
@@ -252,7 +247,7 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
     return table
 
 
-LEGS = ("dQ", "dK", "dQ across", "dQ predicted", "dK predicted")
+LEGS = ("dQ", "dK", "dQ seen", "dQ predicted", "dK predicted")
 GPU_KERNELS = ("flash", "cudnn", "efficient", "math", "flex compiled", "fla")
 CPU_KERNELS = ("flash", "math")
 
@@ -469,7 +464,7 @@ def condensed(record: dict[str, Any]) -> dict[str, Any]:
 def _condensed_look(look: dict[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for kernel, legs in look["errors"].items():
-        for leg in ("dQ", "dK", "dQ across"):
+        for leg in ("dQ", "dK", "dQ seen"):
             layers = [torch.tensor(layer, dtype=torch.float64) for layer in legs.get(leg, [])]
             if not layers:
                 continue
