@@ -100,6 +100,8 @@ def confirm_refutation(target: Target, row: dict[str, Any], device: str) -> dict
         small = shrunk(_program_of(target), lambda p: bool(confirm(_with_source(target, p), device)["confirmed"]))
         target = _with_source(target, small)
         answer |= {"shrunk": confirm(target, device)}
+    if answer["confirmed"]:
+        answer |= {"alone": confirm(target, device, answer["kind"], alone=True)}
     return answer | {"script": script(target, device, answer.get("kind", "given"))}
 
 

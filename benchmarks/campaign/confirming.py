@@ -9,6 +9,8 @@ by more than rounding of the precision explains.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -166,26 +168,41 @@ def kinds_in(tests: Sequence[str]) -> list[str]:
     return ["given", *(kind for kind in KINDS if any(f"at {kind} inputs" in test for test in tests))]
 
 
-def confirm(target: Target, device: str, kind: str = "given", seconds: float = 120.0) -> dict[str, Any]:
-    """Run the script in a process of its own and return what it printed, and whether it confirms a defect."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "script.py"
-        path.write_text(script(target, device, kind))
-        paths = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
-        try:
-            done = subprocess.run(
-                [sys.executable, str(path)],
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
-                env={**os.environ, "PYTHONPATH": paths},
-            )
-        except subprocess.TimeoutExpired:
-            return {"confirmed": None, "why": "the script took too long"}
-    line = next((line for line in done.stdout.splitlines() if line.startswith("relative error")), "")
+def confirm(target: Target, device: str, kind: str = "given", *, alone: bool = False) -> dict[str, Any]:
+    """Run the script, in a process of its own if `alone`, and return its answer and whether it confirms a defect."""
+    text = script(target, device, kind)
+    try:
+        printed = _run_alone(text) if alone else _run_here(text)
+    except Exception as problem:
+        return {"confirmed": None, "kind": kind, "why": f"{type(problem).__name__}: {str(problem)[:200]}"}
+    line = next((line for line in printed.splitlines() if line.startswith("relative error")), "")
     if not line:
-        return {"confirmed": None, "why": done.stderr.strip().splitlines()[-1:] or "nothing was printed"}
+        return {"confirmed": None, "kind": kind, "why": printed[-200:] or "nothing was printed"}
     error = json.loads(line.split(": ")[1].replace("nan", "NaN").replace("inf", "Infinity"))
     roundings = error / torch.finfo(target.dtype).eps
     return {"confirmed": not error <= LIMIT[target.dtype], "kind": kind, "error": error, "roundings": roundings}
+
+
+def _run_here(text: str) -> str:
+    """Run a script in this process: importing the packages again would take longer than the check."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(text, "<script>", "exec"), {"__name__": "script"})
+    return printed.getvalue()
+
+
+def _run_alone(text: str, seconds: float = 120.0) -> str:
+    """Run a script in a process of its own, where nothing of this library is imported."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(text)
+        paths = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
+        done = subprocess.run(
+            [sys.executable, str(path)],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+    return done.stdout or done.stderr[-300:]

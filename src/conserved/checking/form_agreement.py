@@ -169,7 +169,8 @@ def agreement_tests(
         precision = str(given.function.precision)[6:]
         what = f"the gradient in {precision} is that of the function in {form.words}{at}, up to rounding"
         if at:
-            test = _whole(given, difference, name, what, _natural(given, place, gradients))
+            lost = _lost_to_rounding(given, place, values, gradients)
+            test = _whole(given, difference, name, what, _natural(given, place, gradients), lost)
             if test.limit <= _USEFUL:
                 yield test
         else:
@@ -188,7 +189,20 @@ def _natural(given: Setting, place: int, gradients: Sequence[Tensor]) -> float:
     return 0.0 if grad is None or not before else rms(grad) * sum(rms(gradient) for gradient in gradients) / before
 
 
-def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float) -> Tested:
+def _lost_to_rounding(given: Setting, place: int, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
+    """Return the size below which a gradient is rounding of the terms of its sum, as in a saturated softmax.
+
+    An input that carries the outputs has ⟨G, x⟩ = ⟨dout, out⟩; a far smaller gradient is a difference of such terms.
+    """
+    carried = sum(
+        float((wide(out) * wide(gradient)).square().sum())
+        for out, gradient in zip(given.function.outputs(values), gradients, strict=True)
+    )
+    length = float(wide(values[place]).norm())
+    return _BIAS * given.noise.unit * carried**0.5 / length if length else 0.0
+
+
+def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float, lost: float) -> Tested:
     """Return all entries together."""
     right = difference.expected
     limit = (
@@ -197,13 +211,13 @@ def _whole(given: Setting, difference: Difference, name: str, what: str, natural
         + _MOVED * difference.unit * difference.change
         + _BLOCK_DEVIATIONS * difference.unstable
     )
-    allowed = max(rms(limit.expand_as(right)), _NATURAL * natural)
+    allowed = max(rms(limit.expand_as(right)), _NATURAL * natural, lost)
     worst = rms(difference.mean) / max(allowed, 1e-300)
     if difference.persistence < _PERSISTENT:
         # The difference is another one at every point: rounding, however large.
         worst = min(worst, 1.0)
     # Relative to its usual size: of a gradient that vanishes, everything is many times its size.
-    scale = max(rms(right), natural) or 1.0
+    scale = max(rms(right), natural, lost) or 1.0
     test = Tested(
         gradients=(name,),
         method=Method.RELATION,
