@@ -120,3 +120,22 @@ def test_a_wrong_factor_is_seen_where_a_function_is_steep_near_zero(x: Tensor, f
 
     result = conserved.check(cube_root, x)
     assert result.verdict.holds if factor == 1 else not result.ok, str(result)
+
+
+def test_an_infinite_slope_is_not_a_defect_and_a_division_by_zero_is() -> None:
+    x = torch.tensor([0.3, 1.0, -0.5, 0.25, -1.0, 0.75]).bfloat16()
+    assert conserved.check(torch.asin, x).ok
+
+    def divides(x: Tensor) -> Any:
+        return _WithBackward.apply(lambda x: x * x, lambda g, x: (2 * g * x * (1 - x) / (1 - x).abs() ** 1.5,), x)
+
+    def overflows(x: Tensor) -> Any:
+        return _WithBackward.apply(lambda x: x * x, lambda g, x: (2 * g * x / (x != 1.0).to(x),), x)
+
+    assert not conserved.check(divides, x.float()).ok
+    assert not conserved.check(overflows, x.float()).ok
+
+
+def test_a_sign_that_flips_at_zero_has_no_gradient_that_could_be_wrong() -> None:
+    x, y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).unbind()
+    assert conserved.check(torch.copysign, x, y).ok

@@ -25,6 +25,7 @@ from conserved.checking.pass_under_test import Setting
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
 from conserved.checking.rounding_errors import rounding_errors
+from conserved.checking.singular_inputs import move_singular_entries
 from conserved.inference.probing.axis_moves import Group, ProbedSymmetry
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
@@ -91,7 +92,7 @@ def check(
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
         compiler = "inductor" if compiled is True else compiled or ""
         chosen = None if grad is None else [grad] if isinstance(grad, Tensor) else list(grad)
-        function = hold_discrete_inputs(_repeats(function))
+        function = move_singular_entries(hold_discrete_inputs(_repeats(function)))
         function = _generic(in_inner_precision(function)) if chosen is None else function
         return _checked(function, seed, start, start + seconds, compiler, chosen)
 

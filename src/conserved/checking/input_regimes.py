@@ -337,7 +337,7 @@ def _derivatives_add_up(
             return True
         part = _gap(setting, line, each)
         if not part.converged:
-            return True
+            return False
         total, error = total + part.measured, error + part.error
     return abs(total - gap.measured) <= max(error, _ADDED * abs(gap.measured - gap.expected))
 
