@@ -139,3 +139,26 @@ def test_an_infinite_slope_is_not_a_defect_and_a_division_by_zero_is() -> None:
 def test_a_sign_that_flips_at_zero_has_no_gradient_that_could_be_wrong() -> None:
     x, y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).unbind()
     assert conserved.check(torch.copysign, x, y).ok
+
+
+def test_ties_of_half_precision_are_not_noise() -> None:
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2)).mul(2).round().div(2).bfloat16()
+    assert conserved.check(torch.msort, x).ok
+    assert conserved.check(lambda x: x.cummax(0).values, x).ok
+
+
+def test_a_gradient_beyond_the_range_of_half_precision_may_be_infinite() -> None:
+    x = torch.tensor([0.3, -0.7, 1.5703, 0.2, 1.1, -1.2]).half()
+    assert conserved.check(torch.tan, x).ok
+
+
+def test_points_outside_of_a_domain_are_not_noise() -> None:
+    x = torch.cat([torch.linspace(0.002, 0.99, 15), torch.tensor([1.0, 0.996])]).bfloat16()
+    for function in (torch.asin, torch.sqrt):
+        assert conserved.check(function, x).ok, function
+    assert conserved.check(torch.logit, x[:-2]).ok
+
+
+def test_an_output_beyond_all_powers_has_no_degree() -> None:
+    x = torch.linspace(-9.0, 9.0, 12)
+    assert conserved.check(torch.special.erfcx, x).ok
