@@ -159,6 +159,7 @@ FRAMEWORK: dict[str, dict[str, Any]] = {
     "paper.T4.7.all": {"second": lambda w: w * 0},
     "paper.open.norm": {"build": lambda: TransformerBlock(Attention(4, 2, rotary=True), FeedForward(4, 3), bias=False)},
     "paper.open.depth": {"gains": False, "networks": paper_depth.NETWORKS[:1]},
+    "paper.open.stack.all": {"carried": False},
     "paper.open.stack": {"quantities": lambda theta: paper_framework.stack_invariants(theta)[:6]},
 }
 

@@ -1,4 +1,4 @@
-"""How much of the gradients of queries and keys was rounding, by step, layer and head, and what that amounts to."""
+"""Rounding of the gradients of queries and keys by step, layer and head, with findings, series and a heat map."""
 
 from __future__ import annotations
 

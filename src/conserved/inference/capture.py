@@ -181,6 +181,9 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, _Storage] = {}
         self._keep: list[Any] = []
         self._made: dict[ValueRef, Tensor] = {}
+        self._taken: dict[int, Tensor] = {}
+        """Buffers that were read, by the number of the value."""
+        self._written_storages: set[int] = set()
         self.modules: list[str] = []
         self.custom: list[str] = []
         self.busy = False
@@ -351,6 +354,28 @@ class Recorder(TorchDispatchMode):
                 if not tensor.is_meta and tensor.numel() <= KEPT and not hasattr(tensor, "full_tensor"):
                     values[number].constant = tensor.detach().cpu()
 
+    def forget_state(self, changed: Sequence[Tensor]) -> None:
+        """Take buffers that the program writes to for inputs: what they hold now says nothing about the next call.
+
+        Args:
+            changed: buffers whose values or tensors are others after the call.
+        """
+        others = {id(tensor) for tensor in changed}
+        values = self.program.values
+        state = {
+            number
+            for number, tensor in self._taken.items()
+            if id(tensor) in others or _storage(tensor) in self._written_storages
+        }
+        for operation in self.program.operations:
+            if state.isdisjoint(operation.inputs()):
+                continue
+            state.update(operation.results)
+            if operation.name.startswith("aten::_local_scalar_dense"):
+                self.program.branches.append(operation.line)
+        for number in state:
+            values[number].constant = None
+
     def _new(self, tensor: Tensor, *, parameter: str | None = None, fresh_storage: bool = True) -> int:
         number = len(self.program.values)
         self.program.values.append(Value(tuple(tensor.shape), tensor.dtype, parameter=parameter))
@@ -375,6 +400,7 @@ class Recorder(TorchDispatchMode):
             number = self._new(tensor)
             if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
                 self.program.values[number].constant = tensor.detach().cpu()
+                self._taken[number] = tensor
             return ValueRef(number)
         number, writes = result
         if store is not None and store.writes != writes:
@@ -401,6 +427,8 @@ class Recorder(TorchDispatchMode):
     def _write(self, target: Tensor, value: int, operation: Operation) -> None:
         """The base of a storage after part of it was written."""
         key = _storage(target)
+        if key is not None:
+            self._written_storages.add(key)
         store = self._storages.get(key) if key is not None else None
         if store is None:
             return
@@ -554,12 +582,16 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: nn.Module | None) -> Iterator[None]:
+def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
     """Buffers and random numbers as they were before, also for a graph that is alive and will be differentiated.
 
     A forward may count calls or update running statistics. Only buffers that changed are written back, and the
     counters by which autograd notices writes stay as they were: the values that graphs saved are there again.
+
+    Yields a list that holds the buffers that changed, once the block has ended.
     """
+    changed: list[Tensor] = []
+    owned = [(module, dict(module._buffers)) for module in model.modules()] if model is not None else []
     buffers = [buffer for buffer in model.buffers() if not buffer.is_meta] if model is not None else []
     copies = [buffer.detach().clone() for buffer in buffers]
     counted = [buffer for buffer in buffers if not buffer.is_inference()]
@@ -572,10 +604,14 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
                 # One by one: torch before 2.7 takes no tuple.
                 counters.enter_context(preserve_version_counter(buffer))
             try:
-                yield
+                yield changed
             finally:
+                for module, before in owned:
+                    changed += [b for name, b in before.items() if b is not None and module._buffers.get(name) is not b]
+                    module._buffers.update(before)
                 for buffer, value in zip(buffers, copies, strict=True):
                     if not _unchanged(buffer, value):
+                        changed.append(buffer)
                         buffer.data.copy_(value)
     finally:
         del copies
@@ -624,6 +660,27 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], bool | int | float]:
+    """Return the numbers that modules keep as plain attributes."""
+    modules = [] if model is None else model.modules()
+    return {
+        (place, name): value
+        for place, module in enumerate(modules)
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float))
+    }
+
+
+def _changes_with_calls(run: Callable[[], Any], model: nn.Module | None, outputs: Sequence[Tensor]) -> bool:
+    """Return whether a second call with the same random numbers and buffers has other outputs than the first."""
+    with _undisturbed(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), without_mkldnn():
+        again = judged(run())
+    if [output.shape for output in again] != [output.shape for output in outputs]:
+        return True
+    pairs = zip(again, outputs, strict=True)
+    return not all(torch.allclose(second, first, rtol=1e-5, equal_nan=True) for second, first in pairs)
+
+
 def capture(
     run: Callable[[], Any],
     parameters: Mapping[str, Tensor],
@@ -635,8 +692,9 @@ def capture(
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """
     recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
+    numbers = _plain_numbers(model)
     with (
-        _undisturbed(model),
+        _undisturbed(model) as changed,
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
         without_mkldnn(),
@@ -645,7 +703,10 @@ def capture(
         _Reads(recorder),
     ):
         result = run()
+    recorder.forget_state(changed)
     outputs = judged(result)
+    if numbers != _plain_numbers(model) and _changes_with_calls(run, model, outputs):
+        recorder.program.branches.append("a number that the module keeps and changes with every call")
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
     recorder.program.hooked_nodes = has_node_hooks(outputs)
     return recorder.program

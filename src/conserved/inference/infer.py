@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from conserved.inference.naming import named
 from conserved.inference.parameters_without_gradient import inert, read_in_part
 from conserved.inference.probed import with_probed
 from conserved.inference.program_check import ProgramRun, checked_on_program
+from conserved.inference.program_state import undisturbed
 from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
@@ -77,9 +79,10 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    laws, program, run = _inferred(model, args, kwargs, loss)
-    PROGRESS.enter(f"checking {len(laws)} laws on the program")
-    laws = checked_on_program(laws, program, run, classes=_classes(loss))
+    with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
+        laws, program, run = _inferred(model, args, kwargs, loss)
+        PROGRESS.enter(f"checking {len(laws)} laws on the program")
+        laws = checked_on_program(laws, program, run, classes=_classes(loss))
     if isinstance(laws.derivation, Derivation):
         laws.derivation.program_check = laws.checked
     return laws

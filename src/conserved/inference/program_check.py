@@ -338,7 +338,7 @@ INDEXED = tuple(
 def _may_read_outside(program: CapturedProgram, run: ProgramRun) -> bool:
     """Return whether inputs of another size could make the program read or write outside of its tensors."""
     names = [operation.name for operation in program.operations]
-    if any(name.startswith(UNCHECKED) or not name.startswith(("aten::", "prims::")) for name in names):
+    if any(name.startswith(UNCHECKED) or not name.startswith(("aten::", "prims::", "conserved::")) for name in names):
         # Nobody knows what a kernel of the user's relies on.
         return True
     return _on_cuda(run) and any(name.startswith(INDEXED) for name in names)

@@ -20,12 +20,15 @@ from conserved._torch_compat import forward_hooks_of
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
 
+_INITIALISES = nn.modules.lazy.LazyModuleMixin
+"""Modules that become others at their first call: they keep what they have become."""
+
 _CONTAINERS = (list, dict, set)
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Within it, a model may be called; afterwards the plain attributes and containers it keeps are as before.
+    """Within it, a model may be called; afterwards plain attributes, containers and bound buffers are as before.
 
     Args:
         model: the model whose modules and hooks are looked at.
@@ -33,7 +36,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     attributes = [
         (module, {name: value for name, value in vars(module).items() if name not in _OWN})
         for module in model.modules()
+        if not isinstance(module, _INITIALISES)
     ]
+    buffers = [(module, dict(module._buffers)) for module, _ in attributes]
     contents = [(item, _copied(item)) for item in _containers(model, attributes)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
@@ -51,6 +56,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for name in [name for name in now if name not in _OWN and name not in before]:
                 del now[name]
             now.update(before)
+        for module, owned in buffers:
+            # A forward may bind another tensor to the name of a buffer.
+            module._buffers.update(owned)
 
 
 def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
