@@ -39,8 +39,8 @@ from conserved.tracking.identities.update_rule import UpdateRule
 FORWARD = "passes of identities"
 """The stage that tells identities of forward passes and loaded weights."""
 
-CREDIT = 0.1
-"""Seconds that identities may take at the start, so that the first steps are looked at in full."""
+FIRST = 8
+"""Steps that are looked at in full whatever that costs: errors of a new program show in them."""
 
 SECONDS = 0.001
 """Seconds a step that they may take besides, where no budget is given."""
@@ -77,7 +77,7 @@ class StepIdentities:
         self._under_way: dict[int, Optimizer] = {}
         """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
         self._paused = False
-        self._boundary, self._allowance, self._earned = boundary, allowance, CREDIT
+        self._boundary, self._allowance, self._earned = boundary, allowance, 0.0
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
             # Also after a pass that raised, so that what was begun before it ends.
@@ -137,7 +137,7 @@ class StepIdentities:
         self.step.receive()
         while self.step.remarks:
             self._boundary.remark(*self.step.remarks.pop())
-        self._earned += self._allowance()
+        self._earned = (self._spent() if self.step.number <= FIRST else self._earned) + self._allowance()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
         self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
@@ -189,7 +189,11 @@ class StepIdentities:
             self.spoiled = self.spoiled or (identity.spoils and len(findings) > count)
 
     def _within_budget(self) -> bool:
-        return sum(self.seconds[one.name] for one in self.identities if not one.free) <= self._earned
+        return self.step.number <= FIRST or self._spent() <= self._earned
+
+    def _spent(self) -> float:
+        """Seconds that identities took which are not free."""
+        return sum(self.seconds[one.name] for one in self.identities if not one.free)
 
 
 def _overriding(
