@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from conserved.boundary import LAWS, guarded
+from conserved.boundary import LAWS, guarded, transformed
 from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
@@ -98,7 +98,7 @@ class FirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        if not torch.is_grad_enabled() or being_followed() or _transformed():
+        if not torch.is_grad_enabled() or being_followed() or transformed():
             return
         self._stop()
         if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
@@ -197,11 +197,6 @@ class FirstCallsOfParts(FirstCall):
         if all(part.call is not None for part in self._parts.values()):
             for function in list(self.came):
                 function()
-
-
-def _transformed() -> bool:
-    """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -358,6 +353,9 @@ class _Walk:
 
 def parts_of(model: nn.Module) -> ModelParts:
     """The parts of a model. It is asked for in every step: one that did not change is recognised without a loop."""
+    if isinstance(model, torch.jit.ScriptModule):
+        # A scripted module keeps what it is made of outside of Python.
+        return _scripted_parts(model)
     kept = kept_with(model)
     found = None if kept.walk is None else kept.walk.again(model)
     if found is not None:
@@ -377,6 +375,12 @@ def parts_of(model: nn.Module) -> ModelParts:
     parameters, state = _state(every, parents, owners)
     walk = kept.walk = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
     return ModelParts(model, parameters, state, walk.named)
+
+
+def _scripted_parts(model: nn.Module) -> ModelParts:
+    parameters = tuple(model.parameters())
+    state = (*map(id, parameters), *(p.requires_grad for p in parameters), model.training)
+    return ModelParts(model, parameters, state, dict(model.named_parameters()))
 
 
 def _state(

@@ -83,6 +83,7 @@ class StepIdentities:
             # Also after a pass that raised, so that what was begun before it ends.
             called.register_forward_hook(boundary.hook(FORWARD, self._after_forward), always_call=True),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
+            *(one.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._state_loaded)) for one in optimizers),
         ]
         self._ask("begin")
 
@@ -98,6 +99,9 @@ class StepIdentities:
 
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._ask("weights_loaded", incompatible.missing_keys, incompatible.unexpected_keys)
+        self.restart()
+
+    def _state_loaded(self, optimizer: Optimizer) -> None:
         self.restart()
 
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
@@ -131,17 +135,19 @@ class StepIdentities:
             self._under_way.pop(id(optimizer), None)
             self._ask("after_optimizer", optimizer)
 
-    def after_step(self) -> None:
-        """The loop has told the monitor of its step."""
+    def after_step(self) -> bool:
+        """The loop has told the monitor of its step; return whether something else wrote to weights in it."""
         self._ask("after_step")
         self.step.receive()
+        rewritten = self.step.rewritten
         while self.step.remarks:
             self._boundary.remark(*self.step.remarks.pop())
         self._earned = (self._spent() if self.step.number <= FIRST else self._earned) + self._allowance()
         self.step.number += 1
-        self.step.passes, self.spoiled = 0, False
-        self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
+        self.step.passes, self.spoiled, self.step.rewritten = 0, False, False
+        self.step.inputs, self.step.differentiable, self.step.batches, self.step.shapes = (), False, [], set()
         self._under_way.clear()
+        return rewritten
 
     def restart(self) -> None:
         """Weights were loaded: forget what was remembered of them."""
@@ -225,7 +231,7 @@ def standard_identities() -> list[StepIdentity]:
         LearnableStarts(),
         OutputLoss(),
         SettingsInEffect(),
-        KeptState(),
         OutsideWrites(),
+        KeptState(),
         UpdateRule(),
     ]
