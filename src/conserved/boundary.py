@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from conserved._torch_compat import in_function_transform
+
 LOGGER = logging.getLogger("conserved")
 
 T = TypeVar("T")
@@ -169,7 +171,7 @@ class Hook:
         self._boundary, self._stage, self._function = boundary, stage, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or transformed():
+        if torch.compiler.is_compiling() or in_function_transform():
             return None
         return self._boundary.attempt(self._stage, self._function, *args, **kwargs)
 
@@ -182,11 +184,6 @@ class Hook:
 
 _IDLE = "conserved.hook"
 """The event that a copied hook reports: `sys.audit` accepts any arguments, returns None and pickles by its name."""
-
-
-def transformed() -> bool:
-    """Return whether the code runs inside vmap, grad or another transformation, where tensors are not real ones."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _Active(threading.local):

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from conserved._torch_compat import tree_map_only
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation

@@ -39,6 +39,8 @@ class Typing:
     """The first result of every operation that may be written down twice."""
     assumed: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Charges that went through an autograd function, by its name."""
+    assumed_parameters: set[str] = field(default_factory=set)
+    """Parameters that went through an autograd function, or have a hook on a part, before their first use."""
 
 
 def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
@@ -66,13 +68,13 @@ def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool 
         _step(typing, program.operations[number], shared)
     engine.origin = len(program.operations)
     for value in program.read:
-        found = known.get(value, FIXED)
-        if isinstance(found, Type):
-            engine.zero(found)
+        result = known.get(value, FIXED)
+        if isinstance(result, Type):
+            engine.zero(result)
     for value in program.outputs:
-        found = known.get(value, FIXED)
+        result = known.get(value, FIXED)
         step = Step(engine, program, Operation("output", (), {}, [], "", ""), known, typing.deferred)
-        type_ = step.type(ValueRef(value)) if isinstance(found, ReadPart) else found
+        type_ = step.type(ValueRef(value)) if isinstance(result, ReadPart) else result
         known[value] = type_
         if not judged:
             continue
@@ -97,10 +99,10 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     name = base_name(operation.name)
     if name not in _KEEPS_STRANDS:
         for number in inputs:
-            one = known.get(number)
-            found = known_type(typing.engine, one) if isinstance(one, ReadPart) else one
-            if found is not None:
-                typing.engine.let_go(found)
+            known_input = known.get(number)
+            result = known_type(typing.engine, known_input) if isinstance(known_input, ReadPart) else known_input
+            if result is not None:
+                typing.engine.let_go(result)
     if operation.results and operation.results[0] in typing.deferred:
         return
     rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
@@ -110,7 +112,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         before = [known.get(n) for n in inputs]
         # A state may start as the number zero, which scales with everything: so does its product with a decay.
         times_zero = name == "aten::mul" and any(_is_zero(argument) for argument in operation.args)
-        if not times_zero and not any(isinstance(one, Type) and (one.zero or one.centred) for one in before):
+        if not times_zero and not any(
+            isinstance(known_input, Type) and (known_input.zero or known_input.centred) for known_input in before
+        ):
             return
     if operation.stopped and moving:
         typing.stopped.append(typing.engine.origin)
@@ -132,10 +136,11 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     _mark(typing, operation, [*(known.get(number) for number in inputs), *results])
     hooked = any(number in program.hooked_values for number in operation.results)
     for number, type_ in zip(operation.results, results, strict=False):
-        if hooked and isinstance(type_, Type):
+        if hooked:
             # A hook may change the gradient here: what passes through is assumed, as through a function of its author.
-            typing.assumed.setdefault("a hook", []).extend(field.atoms for field in type_.factors)
-            typing.engine.steady(type_)
+            _assume(typing, "a hook", type_)
+            if isinstance(type_, Type):
+                typing.engine.steady(type_)
         dtype = program.values[number].dtype
         if (dtype.is_floating_point or dtype.is_complex) and (
             isinstance(type_, ReadPart) or type_.zero or type_.centred or not type_.fixed
@@ -174,12 +179,18 @@ def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> No
     if operation.custom in ("", CHECKPOINT):
         return
     typing.custom.add(operation.custom)
-    atoms = typing.assumed.setdefault(operation.custom, [])
-    for one in known:
-        if isinstance(one, ReadPart):
-            one = known_type(typing.engine, one)
-        if isinstance(one, Type):
-            atoms += [field.atoms for field in one.factors]
+    for value in known:
+        _assume(typing, operation.custom, value)
+
+
+def _assume(typing: Typing, why: str, value: Known | None) -> None:
+    """Remember that laws through a value are assumed, because its gradient is whatever an author wrote."""
+    type_ = known_type(typing.engine, value) if isinstance(value, ReadPart) else value
+    if isinstance(value, ReadPart) and type_ is None:
+        # It gets a type at its first use, which comes later.
+        typing.assumed_parameters.add(value.name)
+    elif isinstance(type_, Type):
+        typing.assumed.setdefault(why, []).extend(field.atoms for field in type_.factors)
 
 
 def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
@@ -191,7 +202,7 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
         for value in operation.inputs():
             users.setdefault(value, []).append(base_name(operation.name))
     outputs = set(program.outputs)
-    found = {}
+    products = {}
     for number in typing.live:
         operation = program.operations[number]
         if (
@@ -214,8 +225,8 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
                 program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right)
             )
         ):
-            found[result] = (left, right)
-    return found
+            products[result] = (left, right)
+    return products
 
 
 def _is_zero(argument: Any) -> bool:
@@ -232,12 +243,12 @@ def _live(program: CapturedProgram) -> list[int]:
     needed = set(program.outputs)
     # A number that Python reads out of a tensor may decide anything: it must not move.
     needed.update(value for value in program.read if program.values[value].dtype.is_floating_point)
-    found = []
+    operations = []
     for number in range(len(program.operations) - 1, -1, -1):
         operation = program.operations[number]
         if needed.isdisjoint(operation.results):
             continue
-        found.append(number)
+        operations.append(number)
         if (
             base_name(operation.name) == "aten::div"
             and len(operation.args) > 1
@@ -248,4 +259,4 @@ def _live(program: CapturedProgram) -> list[int]:
             dtype = program.values[value].dtype
             if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
                 needed.add(value)
-    return found[::-1]
+    return operations[::-1]

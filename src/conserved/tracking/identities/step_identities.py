@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from conserved.alarm import Alarm
 from conserved.boundary import Boundary
 from conserved.inference import being_followed
+from conserved.tracking.identities.block_sums import BlockSums
 from conserved.tracking.identities.declared_modes import DeclaredModes
 from conserved.tracking.identities.equal_replicas import EqualReplicas
 from conserved.tracking.identities.gradient_reach import GradientReach
@@ -28,6 +29,7 @@ from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
+from conserved.tracking.identities.shared_tables import SharedTables
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
@@ -190,7 +192,7 @@ class StepIdentities:
             count = len(findings)
             self._boundary.attempt(own_stage, asked, self.step, *args)
             ended = time.thread_time()
-            self.seconds[identity.name] += ended - began
+            self.seconds[identity.name] += ended - began + identity.device_seconds()
             began = ended
             self.spoiled = self.spoiled or (identity.spoils and len(findings) > count)
 
@@ -224,6 +226,7 @@ def standard_identities() -> list[StepIdentity]:
         HeldParameters(),
         DeclaredModes(),
         EqualReplicas(),
+        SharedTables(),
         RestoredState(),
         GradientReach(),
         GradientSizes(),
@@ -234,4 +237,5 @@ def standard_identities() -> list[StepIdentity]:
         OutsideWrites(),
         KeptState(),
         UpdateRule(),
+        BlockSums(),
     ]

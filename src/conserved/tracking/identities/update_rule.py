@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from conserved.symmetry.view import local
+from conserved.symmetry.view import local, local_as
 from conserved.tracking.identities.entry_samples import EntrySample, join
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for
@@ -113,12 +113,12 @@ class UpdateRule(StepIdentity):
         self._unmoved.clear()
 
     def _compare(self, step: TrainingStep, optimizer: Optimizer, group: _Group, names: Mapping[int, str]) -> None:
-        gradients = [p.grad for p in group.sample.tensors]
+        gradients = [_own_gradient(p) for p in group.sample.tensors]
         rule = rule_for(optimizer)
-        if rule is None or any(g is None or not is_plain(g) for g in gradients):
+        if rule is None or any(g is None for g in gradients):
             # A closure did not reach some of them: their state was not used.
             group = _only_with_gradient(group)
-            gradients = [p.grad for p in group.sample.tensors]
+            gradients = [_own_gradient(p) for p in group.sample.tensors]
         if rule is None or not gradients:
             return
         with torch.no_grad():
@@ -197,11 +197,11 @@ class UpdateRule(StepIdentity):
     def _look_at_unruled(self, step: TrainingStep, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         """Ask of an optimizer whose rule is not known only whether weights moved, and only twice in a row."""
         sample, before, rates = self._unmoved.pop(id(optimizer))
-        if any(p.grad is None or not is_plain(p.grad) for p in sample.tensors):
+        if any(_own_gradient(p) is None for p in sample.tensors):
             return
         made = sample.read() - before
         moved = sample.largest(made)
-        slope = sample.read([p.grad for p in sample.tensors if p.grad is not None])
+        slope = sample.read([g for p in sample.tensors if (g := _own_gradient(p)) is not None])
         gradient = sample.largest(slope)
         spacing = sample.largest(before) * torch.finfo(torch.float32).eps
         rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
@@ -329,9 +329,15 @@ def _with_gradient(entries: GroupEntries, gradient: Tensor) -> GroupEntries:
     )
 
 
+def _own_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of what this process holds of a parameter; None if there is none that can be sampled."""
+    gradient = parameter.grad
+    return None if gradient is None or not is_plain(gradient) else local_as(gradient.detach(), parameter)
+
+
 def _only_with_gradient(group: _Group) -> _Group:
     """Return the part of a group whose tensors have a gradient after the step."""
-    kept = [i for i, p in enumerate(group.sample.tensors) if p.grad is not None and is_plain(p.grad)]
+    kept = [i for i, p in enumerate(group.sample.tensors) if _own_gradient(p) is not None]
     whole = group.sample
 
     def narrow(entries: Tensor) -> Tensor:
