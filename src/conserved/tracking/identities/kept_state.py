@@ -53,7 +53,7 @@ class KeptState(StepIdentity):
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_lost(step, optimizer)
         kept = self._states.pop(id(optimizer), None)
-        if kept is None or kept.tensors != _state_ids(optimizer):
+        if kept is None or kept.tensors != _state_ids(optimizer) or step.slowed == step.number - 1:
             # Loaded, moved or converted: other tensors, of which nothing is known.
             return
         now = kept.sample.read()
