@@ -120,7 +120,7 @@ class CenteredAttention:
         *,
         plain: bool = False,
     ) -> Any:
-        """Center the arguments of one call.
+        """Return center the arguments of one call.
 
         Args:
             attend: the function of queries, keys and values, with its further arguments bound.

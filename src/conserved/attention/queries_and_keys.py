@@ -157,7 +157,7 @@ _MULTIHEAD = inspect.signature(nn.MultiheadAttention.forward)
 
 
 def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-    """Queries and keys of torch.nn.MultiheadAttention, projected again from what it is given."""
+    """Return queries and keys of torch.nn.MultiheadAttention, projected again from what it is given."""
     given = _MULTIHEAD.bind(module, *args, **kwargs)
     given.apply_defaults()
     options = given.arguments
@@ -188,7 +188,7 @@ def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _multihead_mask(options: dict[str, Any], batch: int, heads: int, extra: int) -> tuple[Tensor | None, str]:
-    """Both masks of torch.nn.MultiheadAttention as one; True there hides a key."""
+    """Return both masks of torch.nn.MultiheadAttention as one; True there hides a key."""
     total: Tensor | None = None
     for name in ("attn_mask", "key_padding_mask"):
         mask = options[name]

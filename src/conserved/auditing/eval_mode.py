@@ -64,7 +64,7 @@ class EvalResult(PrintableResult):
         return f"<EvalResult: {self.verdict.status.value}, {len(self.rows)} properties>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | {"rows": [record_of(row, "name difference limit ok") for row in self.rows]}
 
 

@@ -212,13 +212,13 @@ class _Context:
     save_for_forward = save_for_backward
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """Accept and ignore."""
+        """Ignore the call."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Accept and ignore."""
+        """Ignore the call."""
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Accept and ignore."""
+        """Ignore the call."""
 
 
 class _Steps(TorchFunctionMode):

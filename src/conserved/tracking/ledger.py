@@ -84,7 +84,7 @@ class _SlotWeights:
     """Those that were sent to a device already, in some type."""
 
     def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, SlotWeights]) -> dict[str, Tensor]:
-        """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
+        """Return Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
 
         A form that is not finite spoils the quantities that have it, and no others.
         """
@@ -100,7 +100,7 @@ class _SlotWeights:
         return dict(zip(named, product.unflatten(1, forms.shape[1:]), strict=True))
 
     def _on(self, like: Tensor, rows: Sequence[Sequence[float]]) -> Tensor:
-        """Rows of weights as a matrix where `like` is, of its type; sent there once."""
+        """Return rows of weights as a matrix where `like` is, of its type; sent there once."""
         key = like.device, like.dtype, (*map(tuple, rows),)
         if key not in self.matrices:
             self.matrices[key] = send_to_device(np.array(rows), like.device).to(like.dtype)
@@ -143,11 +143,11 @@ class _Steps:
         return paired
 
     def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """In the precision that watching began in."""
+        """Return in the precision that watching began in."""
         return [*zip(map(self.like.__getitem__, names), strict=True)]
 
     def read(self, names: Sequence[str]) -> list[_Step]:
-        """The steps of some parameters, when their turn comes."""
+        """Return the steps of some parameters, when their turn comes."""
         return [_Step(expansion, self) for expansion in self.expand(names)]
 
 
@@ -164,7 +164,7 @@ class _Step:
         return self.expansion.made
 
     def paired(self, *, linear: bool, offset: float) -> Paired:
-        """Its tensors, θ after the step first, and all pairs of them that the account needs."""
+        """Return its tensors, θ after the step first, and all pairs of them that the account needs."""
         step = self.expansion.shifted(offset) if offset else self.expansion
         tensors = self.reader.paired(step.coefficients, linear=linear)
         return Paired(step.sources, tensors.constants, tensors.pairs, tensors.key, tensors.bounded)
@@ -191,7 +191,10 @@ class Ledger:
         }
 
     def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[StepAccount]:
-        """The account of a step for every stack; `expand` gives the steps of some parameters when their turn comes."""
+        """Return the account of a step for every stack.
+
+        `expand` gives the steps of some parameters when their turn comes.
+        """
         # Where layers are read together, their parameters' steps are expanded together too.
         together = reads_together(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
@@ -217,7 +220,7 @@ class Ledger:
 
 
 def _side_by_side(held: Sequence[Sums]) -> list[Sums]:
-    """Batches of the same legs as one, so that what follows is done once for all of them."""
+    """Return batches of the same legs as one, so that what follows is done once for all of them."""
     if len(held) == 1 or len({(len(sums.plus), len(sums.minus)) for sums in held}) > 1:
         return list(held)
 
@@ -232,7 +235,7 @@ def _index(gradient: Sequence[Scalar]) -> int:
 
 
 def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Tensor:
-    """Σ weight · form."""
+    """Return Σ weight · form."""
     total: Tensor | None = None
     for slot, weight in weights.items():
         form = forms[slots.index(slot)]
@@ -279,7 +282,7 @@ def _cat(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def _mixed(parts: list[StepAccount]) -> StepAccount:
-    """One batch whose legs step with different coefficients.
+    """Return one batch whose legs step with different coefficients.
 
     Only a common rate times the gradient leaves a law alone. What a leg moves at another rate than the first is a cause
     of its own.
@@ -301,7 +304,7 @@ def _added(tensors: list[Tensor]) -> Tensor:
 
 
 def _stacked(pieces: list[StepAccount]) -> StepAccount:
-    """Batches of one stack, one after the other."""
+    """Return batches of one stack, one after the other."""
     causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
     rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
     return StepAccount(
@@ -312,7 +315,7 @@ def _stacked(pieces: list[StepAccount]) -> StepAccount:
 
 
 def rounding(stack: LawStack, symmetries: Sequence[Symmetry], theta: Tensors, dtype: torch.dtype | None) -> list[float]:
-    """For each law of a stack, the rounding error of one step over the size of its terms.
+    """Return for each law of a stack, the rounding error of one step over the size of its terms.
 
     Storing θ' rounds every entry once, and the update that is read back carries a few rounding errors of its own:
     3 ε of the parameters' type. Summing N products in the working type leaves 4 √N ε with overwhelming probability
