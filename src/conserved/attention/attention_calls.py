@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved._torch_compat import SCALED_DOT_PRODUCT
 from conserved.boundary import guarded
 from conserved.function_listeners import Listeners
 
@@ -255,7 +256,7 @@ def _with_causal_biases(original: Callable[..., Any]) -> Callable[..., Any]:
     is called is the one found in torch.nn.functional, and is read as a mask of these entries if it is not.
     A function that others have put there is left to do as it does.
     """
-    if original is not getattr(torch._C._nn, _NAME):
+    if original is not SCALED_DOT_PRODUCT:
         return original
 
     @wraps(original)
@@ -322,7 +323,7 @@ def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
 
     In its own module and in those that imported it from
     there; under another name in those that define the model's classes."""
-    product = getattr(torch._C._nn, _NAME)
+    product = SCALED_DOT_PRODUCT
     yield F, _NAME
     for module in _importers(len(sys.modules)):
         if vars(module).get(_NAME) is product:

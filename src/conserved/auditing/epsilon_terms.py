@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from conserved._torch_compat import in_backward
 from conserved.auditing.norm_calls import NormCall, listen_to_norms, over_last
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.auditing.replay import Replay
@@ -254,7 +255,7 @@ class EpsilonTerms:
         """
         if not torch.is_grad_enabled() or being_followed():
             return False
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         self._forwards[module] += not backward
         return not backward or not self._forwards[module]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from conserved._torch_compat import tree_leaves, tree_map_only
 from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from conserved._torch_compat import adjusted_muon_rate, orthogonalized
 from conserved.moment import root_quotients
 from conserved.tracking.combination import Combination, Scalar
 
@@ -283,8 +284,6 @@ def _rmsprop(step: ParameterStep) -> Update:
 
 def _muon(step: ParameterStep) -> Update:
     """Return U = lr_adjusted · orthogonalised average + lr·λ·θ; the orthogonalisation is repeated, bit for bit."""
-    from torch.optim import _muon as source
-
     group = step.group
     lr, decay, momentum = group["lr"], group["weight_decay"], group["momentum"]
     buffer = step.state["momentum_buffer"]
@@ -294,10 +293,8 @@ def _muon(step: ParameterStep) -> Update:
         mixed = step.gradient.lerp(buffer, momentum)
     else:
         mixed = buffer
-    turned = Combination.of(
-        source._zeropower_via_newtonschulz(mixed, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    )
-    rate = source._adjust_lr(lr, group["adjust_lr_fn"], step.parameter.shape)
+    turned = Combination.of(orthogonalized(mixed, group["ns_coefficients"], group["ns_steps"], group["eps"]))
+    rate = adjusted_muon_rate(lr, group["adjust_lr_fn"], step.parameter.shape)
     before = (Combination.of(step.parameter) + rate * turned) / (1 - lr * decay)
     return Update(
         gradient=step.descent_gradient,

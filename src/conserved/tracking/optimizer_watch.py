@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.boundary import Boundary
 from conserved.errors import ConservedError
 from conserved.symmetry import Tensors
@@ -175,7 +176,7 @@ class OptimizerWatch:
 
     def _is_written(self, name: str, version: int) -> bool:
         gradient = self._theta[name].grad
-        return gradient is not None and gradient._version != version
+        return gradient is not None and version_of(gradient) != version
 
     def clear(self) -> None:
         """Forget the last step."""
@@ -398,7 +399,7 @@ class OptimizerWatch:
         for name in watched.moved & watched.counts.keys():
             watched.counts[name] += 1
         gradients = {name: self._theta[name].grad for name in watched.moved} if self._sampled() else {}
-        watched.versions = {name: g._version for name, g in gradients.items() if g is not None}
+        watched.versions = {name: version_of(g) for name, g in gradients.items() if g is not None}
         for sums, group in zip(watched.sums, watched.groups, strict=True):
             lr = group["lr"]
             sums.time = sums.time + lr

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import children_of
 from conserved.alarm import Alarm
 from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit, Gauge, audit
@@ -418,7 +419,7 @@ def changes_all_gradients(result: Audit) -> bool:
 
 def _compiled(model: nn.Module) -> bool:
     """Return whether a part of a model is compiled, in place or by a module around it."""
-    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
+    return any(m._compiled_call_impl is not None or "_orig_mod" in children_of(m) for m in model.modules())
 
 
 def _of_another_pass(audit: Audit) -> bool:

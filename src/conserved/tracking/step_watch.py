@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
 from conserved.tracking.identities.step_identity import distributed
@@ -135,7 +136,7 @@ class StepWatch:
         # Every gradient was added to as often as those that are followed.
         versions = {version for _, version in self._accumulated.values()}
         matrices = [p.grad for p in held if p.grad is not None and p.ndim > 1]
-        return 2 * sum(gradient._version not in versions for gradient in matrices) > len(matrices)
+        return 2 * sum(version_of(gradient) not in versions for gradient in matrices) > len(matrices)
 
     def note_step_call(self) -> None:
         """Handle a call of `Monitor.step()`; remember the gradients if no optimizer has stepped."""
@@ -149,14 +150,14 @@ class StepWatch:
     def gradient_mark(self) -> GradientMark | None:
         """Return identity of the current gradients; None if there are none."""
         first = next((p.grad for p in self._held() if p.grad is not None), None)
-        return None if first is None else (id(first), first._version, self._passes)
+        return None if first is None else (id(first), version_of(first), self._passes)
 
     def versions(self) -> tuple[int, ...]:
         """Return how often the first parameters were written to.
 
         Those of the optimizer, as sharding replaces the model's.
         """
-        return tuple(p._version for p in islice(self._held(), _SAMPLED))
+        return tuple(version_of(p) for p in islice(self._held(), _SAMPLED))
 
     def _held(self) -> Iterator[Tensor]:
         return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
@@ -185,7 +186,7 @@ class StepWatch:
         if gradient is None or being_followed() or getattr(parameter, "main_grad", None) is not None:
             # Megatron's wrapper adds every gradient to a buffer and takes it away: nothing is discarded.
             return
-        key, now = id(parameter), (id(gradient), gradient._version)
+        key, now = id(parameter), (id(gradient), version_of(gradient))
         before, self._accumulated[key] = self._accumulated.get(key), now
         if before is not None and before not in (now, (now[0], now[1] - 1)):
             self._on_discarded()
