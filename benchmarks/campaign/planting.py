@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from campaign.compositions import random_program
-from campaign.target import Target
+from campaign.target import Target, evaluate
 
 DEFECTS = {
     "x times 1.01": "dx * 1.01",
@@ -54,9 +54,21 @@ def targets_of(seed: int, dtypes: tuple[torch.dtype, ...]) -> list[Target]:
     targets = []
     for defect, expression in DEFECTS.items():
         spoils_x = not defect.startswith("w")
-        if not spoils_x and not any("w" in line for line in program.lines):
-            continue
         wrapped = _WRAPPED.format(dx=expression if spoils_x else "dx", dw="dw" if spoils_x else expression)
         name = f"program {seed}, {defect}"
-        targets.append(Target(name=name, group=defect, source=program.source + wrapped, dtype=dtype))
+        target = Target(name=name, group=defect, source=program.source + wrapped, dtype=dtype)
+        if _differs(target):
+            targets.append(target)
     return targets
+
+
+def _differs(target: Target) -> bool:
+    """Return whether the spoiled gradients are other ones, by more than the rounding of their precision."""
+    namespace = evaluate(target.source)
+    tensors = [tensor.double().requires_grad_() for tensor in namespace["make"](target.dtype, "cpu")]
+    spoiled, right = (
+        torch.autograd.grad(function(*tensors).square().sum(), tensors, materialize_grads=True)
+        for function in (namespace["f"], namespace["program"])
+    )
+    limit = 2 * torch.finfo(target.dtype).eps
+    return any(float((a - b).norm()) > limit * float(b.norm()) for a, b in zip(spoiled, right, strict=True))

@@ -330,7 +330,9 @@ def _derivatives_add_up(
     masks = []
     for place, along in enumerate(moved):
         generator = torch.Generator(along.device).manual_seed(setting.seed + 401 + place)
-        masks.append(torch.randint(2, along.shape, generator=generator, device=along.device).to(along))
+        drawn = torch.randint(2, along.shape, generator=generator, device=along.device).to(along)
+        # Two scalars must not fall into the same part.
+        masks.append(drawn if along.numel() > 1 else torch.full_like(along, place % 2))
     total = 0.0
     for first in (True, False):
         parts = [(m if first else 1 - m) * along for m, along in zip(masks, moved, strict=True)]
