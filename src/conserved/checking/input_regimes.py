@@ -88,7 +88,8 @@ def _sparse(x: Tensor, generator: torch.Generator) -> Tensor:
     kept = torch.rand(x.shape, generator=generator).to(x.device) < 1 / 8
     if x.ndim:
         kept[..., 0] = True
-    return x * kept
+    # A product would leave negative zeros, whose sign flips along a line.
+    return torch.where(kept, x, 0.0)
 
 
 def _one_hot(x: Tensor) -> Tensor:
