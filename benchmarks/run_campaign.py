@@ -254,7 +254,7 @@ def main() -> None:
         work(chosen)
         return
     start = time.time()
-    rows = launch(chosen)
+    rows = [row for row in launch(chosen) if row["status"] != "no sample"]
     counts = Counter(row["status"] for row in rows)
     print(dict(counts))
     for row in rows:
