@@ -22,7 +22,7 @@ from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import AttentionInputs, described
 from conserved.attention.queries_and_keys import Capture
-from conserved.output.lines import WIDTH, TextLine, columns, joined
+from conserved.output.lines import WIDTH, TextLine, columns, join_lines
 from conserved.output.result import PrintableResult
 
 TOLERANCE = 0.1
@@ -87,7 +87,7 @@ class LowRankTable(PrintableResult):
 
     def summary(self, width: int = WIDTH) -> str:
         """Return the table as text."""
-        return joined(self.lines(), width)
+        return join_lines(self.lines(), width)
 
 
 def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*heads n1"]:

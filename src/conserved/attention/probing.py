@@ -17,7 +17,7 @@ from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, NoAttentionError, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.output import html
-from conserved.output.lines import WIDTH, TextLine, columns, joined, paragraphs
+from conserved.output.lines import WIDTH, TextLine, columns, join_lines, paragraphs
 from conserved.output.result import PrintableResult
 from conserved.verdict import Evidence, Verdict
 
@@ -103,7 +103,7 @@ class AttentionProbe(PrintableResult):
 
     def summary(self, width: int = WIDTH) -> str:
         """Return the table as text."""
-        return joined(self.lines(), width)
+        return join_lines(self.lines(), width)
 
 
 _COLUMNS: tuple[tuple[str, Callable[[HeadRow], str]], ...] = (

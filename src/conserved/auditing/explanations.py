@@ -13,7 +13,7 @@ from conserved._torch_compat import tree_map_only
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
-from conserved.inference.moving_parameters import moved, runs
+from conserved.inference.moving_parameters import move_parameters, runs
 from conserved.laws.identities import HALF
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
@@ -100,10 +100,10 @@ def _not_kept(
         theta, call = tree_map_only(Tensor, _widened, (theta, call))
     run = runs(backward.model, *call, start=start)
     try:
-        if all(moved(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
+        if all(move_parameters(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
             return result
         for symmetry in doubted:
-            changes = [moved(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
+            changes = [move_parameters(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
             worst = max(changes, key=lambda one: one.change)
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else soft

@@ -208,7 +208,7 @@ class Check:
             for name, tests in self.tested.items()
         ]
         table = html.table(("gradient", "identities", "relations", "derivatives", "own noise", "unseen below"), rows)
-        failed = [html.preformatted("\n".join(self._failed(name))) for name in self.suspects]
+        failed = [html.preformat("\n".join(self._failed(name))) for name in self.suspects]
         notes = [html.paragraph(note, quiet=True) for note in (*self.precision_notes, *self.notes)]
         return html.panel(html.badge(self.verdict), *failed, table, *notes)
 

@@ -15,7 +15,7 @@ from conserved.checking.line_derivatives import has_derivative
 from conserved.checking.part_relations import parts_alone, parts_reordered, sums_reordered
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import measure_noise, wide
-from conserved.inference.probing.numerical_function import copied, reseed
+from conserved.inference.probing.numerical_function import copy_tensor, reseed
 
 _COARSE = 64.0
 """How many times the relative noise of the outputs, times its own sensitivity, the noise of a gradient may be."""
@@ -218,7 +218,7 @@ def _ignored(setting: Setting, number: int, place: int, name: str, output: str) 
 def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
     """Random numbers that are drawn between forward and backward do not change the gradient."""
     function = setting.function
-    leaves = [copied(value).requires_grad_() for value in function.values]
+    leaves = [copy_tensor(value).requires_grad_() for value in function.values]
     with torch.enable_grad():
         outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
         reseed(function.seed + 1)

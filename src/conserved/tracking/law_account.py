@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from conserved.boundary import Boundary
 from conserved.laws import LawSet, Reference
-from conserved.store.step_record import FIELDS, By, LawName, averaged
+from conserved.store.step_record import FIELDS, By, LawName, average
 from conserved.symmetry import Symmetry, Tensors
 from conserved.tracking.device_transfer import Transfer
 from conserved.tracking.kept_account import Running, Scales, close_step, start_account
@@ -176,7 +176,7 @@ class LawAccount:
         """Equation (10) of these parameters, or of the model's own, against the reference."""
         reference = _moved_to(next(iter(self.theta.values())).device, self.reference)
         found = self.laws.errors(reference, theta, by="law", dtype=self._config.dtype)
-        return averaged(self.names, [found[law.name] for law in self.names], by)
+        return average(self.names, [found[law.name] for law in self.names], by)
 
     def bounds(self) -> list[DriftBound]:
         """Equation (9) for every law."""

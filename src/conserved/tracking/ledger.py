@@ -17,7 +17,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.moment import LawPairs, Paired, Part, Plan, Sums, full_precision, reads_together, sent, working_dtype
+from conserved.moment import (
+    LawPairs,
+    Paired,
+    Part,
+    Plan,
+    Sums,
+    full_precision,
+    reads_together,
+    send_to_device,
+    working_dtype,
+)
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.tracking.combination import Scalar
 from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, SlotWeights, StepWeights
@@ -93,7 +103,7 @@ class _SlotWeights:
         """Rows of weights as a matrix where `like` is, of its type; sent there once."""
         key = like.device, like.dtype, (*map(tuple, rows),)
         if key not in self.matrices:
-            self.matrices[key] = sent(np.array(rows), like.device).to(like.dtype)
+            self.matrices[key] = send_to_device(np.array(rows), like.device).to(like.dtype)
         return self.matrices[key]
 
 

@@ -35,7 +35,7 @@ from conserved.inference.live import kept_with, parts_of
 from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
-from conserved.laws.independence import connected
+from conserved.laws.independence import connected_groups
 from conserved.layout import GivenLayout
 from conserved.rank_agreement import active_agreement
 from conserved.tracking.time_budget import TimeBudget
@@ -553,7 +553,7 @@ def _without_data_parallel(model: nn.Module) -> nn.Module:
 
 def _connected(rows: Sequence[Row]) -> list[list[Row]]:
     """Broken identities in groups that have a family or a parameter in common, worst first."""
-    groups = connected(rows, lambda row: {f"family {row.family}", *row.parameters})
+    groups = connected_groups(rows, lambda row: {f"family {row.family}", *row.parameters})
     return [sorted(members, key=lambda row: -row.excess) for members in groups]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.alarm import Alarm, grouped
+from conserved.alarm import Alarm, group_alarms
 from conserved.boundary import Boundary, described
 from conserved.store import Run, Sink
 from conserved.store.background_sink import BackgroundSink
@@ -94,7 +94,7 @@ class RunRecords:
         for number, rule in enumerate(self._rules):
             name = getattr(rule, "__name__", str(number))
             seen += self._boundary.attempt(f"alarm rule {name}", lambda rule=rule: list(rule(record))) or []
-        for alarm in grouped(seen):
+        for alarm in group_alarms(seen):
             reason = "" if audits is None else self.alarms.undecided(alarm, audits)
             if reason:
                 self._boundary.remark("account", f"laws are not accounted for: {reason}")
