@@ -1333,7 +1333,7 @@ def attention_seen() -> str:
     rows = []
     for run in stored("attention_losses", "h200")["losses"]:
         for look in run["looks"]:
-            if look["step"] in (10, 25, 50, 100, 300):
+            if look["step"] in (10, 25, 50, 100, 300) and "dQ seen" in look["errors"]["flash"]:
                 errors = (look["errors"][name] for name in ("flash", "centered"))
                 cells = [number(median(of[leg]["median"])) for of in errors for leg in ("dQ", "dQ seen")]
                 rows.append((run["setting"], look["step"], *cells))
