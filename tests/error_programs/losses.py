@@ -143,6 +143,7 @@ class Leaky(Decoder):
 def causal_mask_missing(wrong: bool) -> Monitor:
     model = Leaky(ahead=wrong)
     del model.blocks
+
     def loss(model: nn.Module) -> Tensor:
         x, y = tokens()
         return F.cross_entropy(model(x).flatten(0, 1), y.flatten())

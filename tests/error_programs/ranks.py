@@ -1,6 +1,5 @@
 """Errors that differ from rank to rank: modes, precision, hooks of communication, state of the optimizer."""
 
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -71,7 +71,7 @@ class Rebinding(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     if self.wrong:
-                        p = p - group["lr"] * p.grad  # noqa: PLW2901
+                        p = p - group["lr"] * p.grad
                     else:
                         p -= group["lr"] * p.grad
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conserved import Monitor
 from error_programs.case import TinyLM, batch, case, mlp
-from error_programs.models import ConvNet, Decoder, tokens
+from error_programs.models import ConvNet, Decoder
 from error_programs.training import classify, predict_next, train
 
 
@@ -368,3 +368,18 @@ def parametrization_removed(wrong: bool) -> Monitor:
             nn.utils.parametrize.remove_parametrizations(model[0], "weight")
 
     return train(model, adamw(model.parameters()), classify, before=remove)
+
+
+@case("spectral norm is evaluated before it is initialised", "loop", words="[Ss]pectral", at=1,
+      source="TrainCheck: pytorch-51800")  # fmt: skip
+def spectral_norm_evaluated_first(wrong: bool) -> Monitor:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 32)), nn.ReLU(), nn.utils.spectral_norm(nn.Linear(32, 4)))
+
+    def evaluate(number: int) -> None:
+        if number == (1 if wrong else 3):
+            model.eval()
+            with torch.no_grad():
+                model(batch()[0])
+            model.train()
+
+    return train(model, adamw(model.parameters()), before=evaluate)

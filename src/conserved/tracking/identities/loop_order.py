@@ -68,6 +68,10 @@ class LoopOrder(StepIdentity):
         self._gradients: tuple[int, ...] = ()
         self._pace: dict[int, tuple[int, int]] = {}
         """By scheduler, its count, and steps in a row in which it was stepped more than once."""
+        self._at_pass: dict[int, int] = {}
+        """By scheduler, its count when the pass of the step began."""
+        self._early: dict[int, int] = {}
+        """By scheduler, steps in a row in which it was stepped between the pass and the optimizer's step."""
         self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
         """By copy of the model, how often it was written to, and entries of it and of the model."""
         self._standing: dict[int, int] = {}
@@ -77,8 +81,39 @@ class LoopOrder(StepIdentity):
     def begin(self, step: TrainingStep) -> None:
         self._weights = _some_weights(step)
 
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        if self._objects is not None and torch.is_grad_enabled() and self._objects.schedulers:
+            self._at_pass = self._scheduler_counts()
+
+    def _scheduler_counts(self) -> dict[int, int]:
+        assert self._objects is not None
+        counts = {i: getattr(ref(), "_step_count", None) for i, ref in enumerate(self._objects.schedulers)}
+        return {index: count for index, count in counts.items() if isinstance(count, int)}
+
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
+        if self._at_pass and step.passes == 1:
+            self._look_at_early_schedulers(step, optimizer)
+        self._at_pass = {}
+
+    def _look_at_early_schedulers(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report a scheduler that is stepped between the pass and the optimizer's step, twice in a row."""
+        assert self._objects is not None
+        for index, count in self._scheduler_counts().items():
+            scheduler = self._objects.schedulers[index]()
+            if id(optimizer) not in wrapped_ids(getattr(scheduler, "optimizer", None)):
+                continue
+            early = count > self._at_pass.get(index, count)
+            self._early[index] = self._early.get(index, 0) + 1 if early else 0
+            if self._early[index] == _FAST:
+                step.report(
+                    StepFinding(
+                        code="rate",
+                        step=step.number - _FAST,
+                        message=f"{type(scheduler).__name__}.step() is called before {type(optimizer).__name__}.step():"
+                        " the first value of the schedule is never used. Step the scheduler after the optimizer.",
+                    )
+                )
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_scale(step, optimizer)

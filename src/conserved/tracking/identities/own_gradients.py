@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.boundary import Boundary, Hook
+from conserved.inference import being_followed
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.step_identity import (
@@ -67,6 +68,14 @@ class _Listener:
     """Whether others were added to those."""
     discarding: int = 0
     """Steps in a row in which gradients were cleared before they were used."""
+    accumulated: tuple[int, int] | None = None
+    """Identity and version of `.grad` right after the last gradient was added to it."""
+    kept_entries: Tensor | None = None
+    """Some entries of it at that time."""
+    rescaled: int = 0
+    """How often it was multiplied by a number before a further gradient came, since the last step."""
+    untouched: bool = False
+    """Whether a further gradient came to one that nobody had written to."""
 
 
 class OwnGradients(StepIdentity):
@@ -81,6 +90,7 @@ class OwnGradients(StepIdentity):
     spoils = True
 
     def __init__(self) -> None:
+        self._step: weakref.ref[TrainingStep] | None = None
         self._listeners: dict[int, _Listener] = {}
         self._handles: list[Any] = []
         self._optimizer: dict[int, int] = {}
@@ -90,7 +100,13 @@ class OwnGradients(StepIdentity):
         """By optimizer, steps of other optimizers since its own."""
 
     def begin(self, step: TrainingStep) -> None:
+        self._step = weakref.ref(step)
         self._listen(step)
+
+    def paused(self) -> bool:
+        """Return whether passes under way are the monitor's own."""
+        step = self._step() if self._step is not None else None
+        return step is not None and step.paused
 
     def _listen(self, step: TrainingStep) -> None:
         """Put hooks on the first, a middle and the last parameter of every optimizer."""
@@ -106,6 +122,9 @@ class OwnGradients(StepIdentity):
                 # Weakly: Python does not see what a hook of a tensor holds.
                 noticed = partial(_notice, weakref.ref(self), weakref.ref(p), id(p))
                 self._handles.append(p.register_hook(Hook(Boundary(logs=False), "gradients", noticed)))
+                added = partial(_note_sum, weakref.ref(self), id(p))
+                hook = Hook(Boundary(logs=False), "gradients", added)
+                self._handles.append(p.register_post_accumulate_grad_hook(hook))
 
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
@@ -122,6 +141,8 @@ class OwnGradients(StepIdentity):
             listener.emptied |= empty
             listener.cleared += empty and nonzero and parameter._version == listener.version
             listener.mixed |= not empty and listener.kept == listener.arrivals
+        if listener.arrivals and old is not None and listener.accumulated is not None and on_host(old):
+            self._compare_with_sum(listener, old)
         listener.version = parameter._version
         if listener.arrivals == 0 or old is None:
             listener.stale = old is not None and _is_used(listener.used, old)
@@ -135,8 +156,75 @@ class OwnGradients(StepIdentity):
         listener.ever += 1
         listener.arrived = _entries(gradient).clone() if gradient.numel() and is_plain(gradient) else None
 
+    def note_sum(self, key: int, gradient: Tensor) -> None:
+        """Remember `.grad` right after a gradient was added to it."""
+        listener = self._listeners[key]
+        if is_plain(gradient) and on_host(gradient):
+            listener.accumulated = (id(gradient), gradient._version)
+            listener.kept_entries = _entries(gradient).clone()
+
+    def _compare_with_sum(self, listener: _Listener, old: Tensor) -> None:
+        """Notice a gradient that was multiplied by a number between two backward passes of a step."""
+        if listener.accumulated == (id(old), old._version):
+            listener.untouched = True
+        elif is_plain(old) and _is_parallel(listener.kept_entries, _entries(old)):
+            listener.rescaled += not torch.equal(_entries(old), listener.kept_entries)  # type: ignore[arg-type]
+        else:
+            listener.untouched = True
+
+    def _notice_rescaled(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients that are multiplied after every micro-batch: the earlier ones count less and less.
+
+        A loop that weighs one loss against another multiplies once, and not after the last backward pass.
+        """
+        rescaled = [
+            (one, p)
+            for one, p in own
+            if one.rescaled
+            and not one.untouched
+            and p.grad is not None
+            and one.accumulated is not None
+            and one.accumulated[1] != p.grad._version
+        ]
+        if rescaled and len(rescaled) == sum(one.arrivals > 1 for one, _ in own):
+            name = rescaled[0][0].name
+            step.report(
+                StepFinding(
+                    code="rescaled gradient",
+                    tensor=name,
+                    others=tuple(one.name for one, _ in rescaled[1:]),
+                    message=f"Gradients were clipped or divided after every one of {rescaled[0][0].arrivals} backward "
+                    f"passes of step {step.number}: what earlier micro-batches gave is scaled again and again. Clip or "
+                    f"divide once, before {type(optimizer).__name__}.step().",
+                )
+            )
+
+    def _notice_shared(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report two parameters whose `.grad` is the same memory."""
+        seen: dict[int, Tensor] = {}
+        for p in grouped_parameters(optimizer):
+            gradient = p.grad
+            if gradient is None or not is_plain(gradient) or not gradient.numel() or hasattr(gradient, "full_tensor"):
+                continue
+            other = seen.setdefault(gradient.data_ptr(), p)
+            if other is p or other.data_ptr() == p.data_ptr() or not gradient.data_ptr():
+                continue
+            names = named_tensors(step.model, step.optimizers)
+            step.report(
+                StepFinding(
+                    code="shared gradient",
+                    tensor=names[id(other)],
+                    others=(names[id(p)],),
+                    message=f"{names[id(other)]} and {names[id(p)]} share one gradient tensor: both are stepped by the "
+                    "same numbers. Was .grad assigned, or copied back from a buffer at the wrong place?",
+                )
+            )
+            return
+
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         own = self._own(optimizer)
+        self._notice_rescaled(step, optimizer, own)
+        self._notice_shared(step, optimizer)
         stale = [one for one, _ in own if one.stale and one.arrivals]
         if stale:
             last = stale[0].used
@@ -293,6 +381,7 @@ class OwnGradients(StepIdentity):
         for listener, p in self._own(optimizer):
             listener.arrivals, listener.since, listener.stale = 0, 0, False
             listener.cleared, listener.emptied, listener.mixed = 0, False, False
+            listener.rescaled, listener.untouched, listener.accumulated = 0, False, None
             gradient = p.grad
             listener.used = None
             if gradient is not None and is_plain(gradient):
@@ -354,5 +443,12 @@ def _is_used(used: _Use | None, gradient: Tensor) -> bool:
 
 def _notice(identity: weakref.ref[OwnGradients], parameter: weakref.ref[Tensor], key: int, gradient: Tensor) -> None:
     own, p = identity(), parameter()
-    if own is not None and p is not None:
+    # Gradients of passes that the monitor itself runs again go nowhere.
+    if own is not None and p is not None and not own.paused() and not being_followed():
         own.note_arrival(p, key, gradient)
+
+
+def _note_sum(identity: weakref.ref[OwnGradients], key: int, parameter: Tensor) -> None:
+    own = identity()
+    if own is not None and parameter.grad is not None and not own.paused() and not being_followed():
+        own.note_sum(key, parameter.grad)

@@ -20,6 +20,9 @@ from conserved.tracking.identities.step_identity import (
     on_host,
 )
 
+_OPTIONS = ("betas", "momentum", "dampening", "nesterov", "eps", "amsgrad", "maximize", "alpha", "rho")
+"""Options of an optimizer that a run keeps; rates and decays have schedules."""
+
 
 class RestoredState(StepIdentity):
     """Compares fingerprints that a checkpoint carries with what the first step after a resume starts from."""
@@ -96,6 +99,17 @@ class RestoredState(StepIdentity):
                 )
 
     def _compare(self, step: TrainingStep, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        options = [(a, b) for a, b in zip(before.get("options", ()), after["options"], strict=False) if a != b]
+        if options and before["count"] == after["count"]:
+            was, is_now = options[0]
+            key = next(key for key in {**was, **is_now} if was.get(key) != is_now.get(key))
+            step.report(
+                StepFinding(
+                    code="not restored",
+                    message=f"The option {key} of {name} is {is_now.get(key)} and was {was.get(key)} when the "
+                    "checkpoint was saved. Load the optimizer's state_dict after setting options, and set none afterwards.",
+                )
+            )
         if before["count"] == after["count"] and before["tensors"] == after["tensors"]:
             return
         own = before["tensors"]
@@ -136,7 +150,9 @@ def _optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]
         prints[names.get(id(p), str(index))] = fingerprints(tensors).tolist()
         counts.append(state.get("step"))
     readable = [float(one) for one in counts if one is not None and (not isinstance(one, Tensor) or on_host(one))]
-    return {"count": max(readable, default=0.0), "tensors": prints}
+    options = [{key: group[key] for key in _OPTIONS if key in group} for group in optimizer.param_groups]
+    plain = [{key: repr(value) for key, value in one.items() if not isinstance(value, Tensor)} for one in options]
+    return {"count": max(readable, default=0.0), "tensors": prints, "options": plain}
 
 
 def _schedules(step: TrainingStep) -> list[tuple[str, float]]:

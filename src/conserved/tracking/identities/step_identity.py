@@ -29,7 +29,7 @@ _BATCHES = 8
 _BATCH_ENTRIES = 64
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class TrainingStep:
     """The step under way: whose it is, and where findings about it go."""
 
@@ -44,10 +44,14 @@ class TrainingStep:
     """Whether the optimizer computes its gradients inside its step."""
     thorough: bool = True
     """Whether checks that cost time are made in this step."""
+    paused: bool = False
+    """Whether passes under way are the monitor's own."""
     passes: int = 0
     """Forward passes with gradients since the last step."""
     inputs: tuple[Tensor, ...] = ()
     """The tensors that the last forward pass with gradients got, until the step ends."""
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
+    """The arguments of that pass, until the step ends."""
     batches: list[Tensor] = field(default_factory=list)
     """Some entries of the first input of every such pass of this step, of the first few."""
     differentiable: bool = False
