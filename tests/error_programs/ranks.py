@@ -116,7 +116,7 @@ def order_differs(wrong: bool, rank: int) -> Monitor:
     return train(model, adamw(model), between=share)
 
 
-@case("the seed of dropout is the same on all ranks and so are the batches", "replica", "loop", words="same (batch|data)",
+@case("all ranks have one seed, and so the same batches", "replica", "loop", words="same (batch|data)",
       at=1, processes=2)  # fmt: skip
 def seeds_equal(wrong: bool, rank: int) -> Monitor:
     torch.manual_seed(0)

@@ -107,7 +107,7 @@ class RestoredState(StepIdentity):
                 StepFinding(
                     code="not restored",
                     message=f"The option {key} of {name} is {is_now.get(key)} and was {was.get(key)} when the "
-                    "checkpoint was saved. Load the optimizer's state_dict after setting options, and set none afterwards.",
+                    "checkpoint was saved. Load the optimizer's state_dict last.",
                 )
             )
         if before["count"] == after["count"] and before["tensors"] == after["tensors"]:
