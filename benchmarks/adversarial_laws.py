@@ -3,7 +3,7 @@
 For each model: laws that were inferred, those that the check on the program in float64 left out, those that an
 independent check (backward passes and finite moves) finds wrong, and the CPU seconds of inference with and without it.
 
-    python benchmarks/adversarial_laws.py [--set table | programs | held_out | blind]
+    python benchmarks/adversarial_laws.py [--set table | programs | held_out | blind | structures]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 import adversarial_blind
 import adversarial_held_out
 import adversarial_programs
+import adversarial_structures
 from adversarial_models import models
 from catalogue import entries
 from conserved import recognize
@@ -61,6 +62,13 @@ def held_out() -> Iterator[Case]:
 def blind() -> Iterator[Case]:
     """The models of `tests/adversarial_blind.py`."""
     for name, (model, inputs) in adversarial_blind.blind():
+        OTHER_INPUTS[name] = inputs[1:]
+        yield name, model, inputs[0], {}, "any"
+
+
+def structures() -> Iterator[Case]:
+    """The models of `tests/adversarial_structures.py`."""
+    for name, (model, inputs) in adversarial_structures.structures():
         OTHER_INPUTS[name] = inputs[1:]
         yield name, model, inputs[0], {}, "any"
 
@@ -142,12 +150,20 @@ def _is_rounding(why: str) -> bool:
     return why.startswith("identity ") and float(why.split()[1].rstrip(",;")) <= EXACT
 
 
-SETS = {"adversaries": adversaries, "programs": programs, "held_out": held_out, "blind": blind, "table": table}
+SETS = {
+    "adversaries": adversaries,
+    "programs": programs,
+    "held_out": held_out,
+    "blind": blind,
+    "structures": structures,
+    "table": table,
+}
 NAMES = {
     "adversaries": "adversarial_laws",
     "programs": "adversarial_programs",
     "held_out": "held_out_laws",
     "blind": "blind_laws",
+    "structures": "structure_laws",
     "table": "checked_table",
 }
 

@@ -2,11 +2,14 @@
 
 python benchmarks/run_campaign.py operators --device cpu --dtypes float32 --modes eager --samples 1
 python benchmarks/run_campaign.py compositions --count 500 --modes inductor --workers 16 --device cuda
+python benchmarks/run_campaign.py packages --device cpu
+python benchmarks/run_campaign.py jax --device cpu
 python benchmarks/run_campaign.py optimizers
 
-Targets are shared out over worker processes. A worker that dies or hangs is started again behind the target it was at.
-Every refutation is run again by a script without this library (campaign/confirming.py), programs are made smaller while
-the script still confirms them, and the script is kept with the result.
+Targets are shared out over worker processes. A worker that dies or hangs is started again behind the target it was at,
+and every row is written when it is known. Every refutation is run again by a script without this library
+(campaign/confirming.py), programs are made smaller while the script still confirms them, and the script is kept with
+the result.
 """
 
 from __future__ import annotations
@@ -19,16 +22,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
-from campaign import compositions, operators, optimizers
+from campaign import compositions, jax_table, operators, optimizers, package_table
 from campaign.compositions import Program, shrunk
-from campaign.confirming import confirm, script
+from campaign.confirming import confirm, kinds_in, script
+from campaign.described import jax_target, torch_target
+from campaign.operators import NoSampleError
 from campaign.target import Target
 from conserved.checking import UncheckableError, check
 from measure import RESULTS, commit, machine, save
@@ -43,6 +47,12 @@ def targets_of(chosen: argparse.Namespace) -> Iterator[Target]:
     dtypes = tuple(getattr(torch, name) for name in chosen.dtypes)
     if chosen.family == "operators":
         yield from operators.targets(dtypes, tuple(chosen.modes), chosen.device, chosen.samples, chosen.match)
+    elif chosen.family == "jax":
+        yield from (jax_target(entry, dtype) for entry in jax_table.descriptions() for dtype in dtypes)
+    elif chosen.family == "packages":
+        for entry in package_table.descriptions():
+            if entry.gpu <= (chosen.device == "cuda"):
+                yield from (torch_target(entry, mode, dtype) for mode in chosen.modes for dtype in dtypes)
     else:
         for mode in chosen.modes:
             yield from compositions.targets(chosen.count, dtypes, mode, chosen.first)
@@ -58,6 +68,8 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
         # One graph for each shape: beyond dynamo's limit a function runs eagerly, and that is not what is checked.
         torch._dynamo.config.recompile_limit = 256
         result = check(function, *tensors, seconds=seconds)
+    except NoSampleError:
+        return row | {"status": "no sample"}
     except UncheckableError as problem:
         return row | {"status": "uncheckable", "why": str(problem)[:200]}
     except Exception as problem:
@@ -67,22 +79,28 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
     row |= {
         "status": result.verdict.status.value,
         "tests": len(result.tests),
+        "unseen": result.unseen,
         "seconds": round(time.perf_counter() - start, 2),
     }
     if not result.verdict.holds:
         row["why"] = result.verdict.message[:300]
+        row["failures"] = [
+            {"test": test.what, "gradients": test.gradients, "residual": test.residual, "limit": test.limit}
+            for test in result.failures[:6]
+        ]
     return row
 
 
-def look_into(target: Target, device: str) -> dict[str, Any]:
+def confirm_refutation(target: Target, row: dict[str, Any], device: str) -> dict[str, Any]:
     """Confirm a refuted target by a script, make it smaller while it is confirmed, and return both."""
-    answer = confirm(target, device)
-    if answer["confirmed"] and target.group == "torch.compile":
-        program = _program_of(target)
-        small = shrunk(program, lambda p: bool(confirm(_with_source(target, p), device)["confirmed"]))
+    kinds = kinds_in([failure["test"] for failure in row["failures"]])
+    answers = [confirm(target, device, kind) for kind in kinds[:3]]
+    answer = next((answer for answer in answers if answer["confirmed"]), answers[-1])
+    if answer["confirmed"] and target.group == "torch.compile" and answer["kind"] == "given":
+        small = shrunk(_program_of(target), lambda p: bool(confirm(_with_source(target, p), device)["confirmed"]))
         target = _with_source(target, small)
         answer |= {"shrunk": confirm(target, device)}
-    return answer | {"script": script(target, device)}
+    return answer | {"script": script(target, device, answer.get("kind", "given"))}
 
 
 def _program_of(target: Target) -> Program:
@@ -109,28 +127,30 @@ def work(chosen: argparse.Namespace) -> None:
             file.flush()
             row = check_target(target, chosen.device, chosen.seconds)
             if row["status"] == "refuted":
-                row |= look_into(target, chosen.device)
+                row |= confirm_refutation(target, row, chosen.device)
             file.write(json.dumps({"number": number, **row}, default=str) + "\n")
             file.flush()
 
 
 def launch(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all workers to their end or to the deadline, and return their rows."""
-    folder = Path(mkdtemp())
-    words = [word for word in sys.argv[1:] if word != "--launch"]
-    outs = [folder / f"{share}.jsonl" for share in range(chosen.workers)]
+    folder = chosen.folder / f"parts_{chosen.family}_{'_'.join(chosen.modes)}_{chosen.device}"
+    folder.mkdir(parents=True, exist_ok=True)
+    outs = [folder / f"{chosen.first}_{share}.jsonl" for share in range(chosen.workers)]
+    for out in outs:
+        out.unlink(missing_ok=True)
     starts = [0] * chosen.workers
     deadline = time.time() + chosen.minutes * 60
 
     def begin(share: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, __file__, *words, "--share", str(share), "--start", str(starts[share])]
+        command = [sys.executable, __file__, *sys.argv[1:], "--share", str(share), "--start", str(starts[share])]
         command += ["--out", str(outs[share]), "--deadline", str(deadline)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(
             (str(HERE), str(HERE.parent / "src"), environment.get("PYTHONPATH", ""))
         )
-        quiet = subprocess.DEVNULL
-        return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+        log = outs[share].with_suffix(".log").open("w")
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     running = {share: begin(share) for share in range(chosen.workers)}
     shown = time.monotonic()
@@ -196,7 +216,7 @@ def run_optimizers(folder: Path) -> None:
 def main() -> None:
     """Parse arguments, run, and save a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", choices=("operators", "compositions", "optimizers"))
+    parser.add_argument("family", choices=("operators", "compositions", "packages", "jax", "optimizers"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--modes", nargs="+", default=["eager"])
@@ -225,18 +245,22 @@ def main() -> None:
     print(dict(counts))
     for row in rows:
         if row["status"] == "refuted":
-            print(
-                row["name"],
-                row["dtype"],
-                row["mode"],
-                "confirmed:",
-                row.get("confirmed"),
-                row.get("error"),
-                row["why"][:160],
-            )
+            print(row["name"], row["dtype"], row["mode"], "confirmed:", row.get("confirmed"), row.get("error"))
     record = {"commit": commit(), **machine(), "arguments": sys.argv[1:], "minutes": (time.time() - start) / 60}
-    record |= {"counts": dict(counts), "rows": rows}
+    record |= {"versions": versions(rows), "counts": dict(counts), "rows": rows}
     print("saved", save(f"campaign_{chosen.family}_{'_'.join(chosen.modes)}", record, chosen.folder))
+
+
+def versions(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the versions of the packages that were checked, where they are installed as distributions."""
+    groups = {row.get("group", "").partition(" ")[0].partition(".")[0] for row in rows} | {"torch", "triton", "numpy"}
+    known = {}
+    for group in sorted(groups - {""}):
+        try:
+            known[group] = version(group)
+        except PackageNotFoundError:
+            continue
+    return known
 
 
 if __name__ == "__main__":

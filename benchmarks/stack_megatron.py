@@ -72,8 +72,15 @@ class NoStream:
     def wait_stream(self, other: Any) -> None:
         """Wait for nothing."""
 
-    def record_event(self, event: Any = None) -> None:
-        """Record nothing."""
+    def record_event(self, event: Any = None) -> NoStream:
+        """Return an event that has happened."""
+        return self
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for nothing."""
 
 
 def _accept_processor(owner: type) -> None:
@@ -93,6 +100,11 @@ def _without_cuda(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return value.replace(co_consts=tuple(map(_without_cuda, value.co_consts)))
     return value
+
+
+def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Return a tensor, or an array of its values."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def prepare() -> None:
@@ -116,6 +128,10 @@ def prepare() -> None:
     with contextlib.suppress(ImportError):
         # Routers ask whether Transformer Engine has it, in a module that does not define it without.
         vars(importlib.import_module(CORE + "transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
+    with contextlib.suppress(ImportError):
+        # Sizes of parts come to the host as arrays if they are on a device, and stay tensors otherwise.
+        dispatcher: Any = importlib.import_module(CORE + "transformer.moe.token_dispatcher")
+        dispatcher.maybe_move_tensor_to_cpu = _move_to_host
     tracker: Any = importlib.import_module("megatron.core.tensor_parallel.random").CudaRNGStatesTracker
     tracker.fork = lambda self, name=None: contextlib.nullcontext()
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
@@ -338,6 +354,93 @@ def _lose_hook(config: Any, models: list[Any]) -> None:
     config.finalize_model_grads_func = late
 
 
+def _keep_gradients_below(word: str) -> Callable[[Any, list[Any]], None]:
+    """Column-parallel layers of a name do not sum the gradient of their input (SkyRL #1886 for the output layer)."""
+
+    def plant(config: Any, models: list[Any]) -> None:
+        layers = [m for model in models for name, m in model.named_modules() if word in name]
+        chosen = [layer for layer in layers if hasattr(layer, "allreduce_dgrad")]
+        assert chosen, word
+        for layer in chosen:
+            layer.allreduce_dgrad, layer.disable_grad_reduce = False, True
+
+    return plant
+
+
+def _after_gradients(change: Callable[[str, torch.Tensor], None]) -> Callable[[Any, list[Any]], None]:
+    """Gradients are changed after they were finalized: by name, in place."""
+
+    def plant(config: Any, models: list[Any]) -> None:
+        finalize = config.finalize_model_grads_func
+
+        def late(*args: Any, **kwargs: Any) -> None:
+            finalize(*args, **kwargs)
+            for model in models:
+                for name, parameter in model.named_parameters():
+                    change(name, parameter.main_grad)
+
+        config.finalize_model_grads_func = late
+
+    return plant
+
+
+def _average_norms(name: str, gradient: torch.Tensor) -> None:
+    """Sums of norm gradients are divided by the size of the group (gpt-neox #1259)."""
+    if "norm" in name:
+        gradient.div_(2)
+
+
+def _reduce_norms_again(name: str, gradient: torch.Tensor) -> None:
+    """Norm gradients are added up once more, though every process has their sum."""
+    if "layernorm" in name:
+        torch.distributed.all_reduce(gradient)
+
+
+def _halve_values(name: str, gradient: torch.Tensor) -> None:
+    """One fused projection is divided by the number of processes, as if its gradient had been a sum of all."""
+    if name.endswith("layers.1.self_attention.linear_qkv.weight"):
+        gradient.div_(2)
+
+
+def _swap_processes(name: str, gradient: torch.Tensor) -> None:
+    """The gradient of a piece is that of the other process's piece: ranks of a group in the wrong order."""
+    if name.endswith("layers.0.mlp.linear_fc2.weight"):
+        parts = [torch.empty_like(gradient) for _ in range(2)]
+        torch.distributed.all_gather(parts, gradient.contiguous())
+        gradient.copy_(parts[1 - torch.distributed.get_rank()])
+
+
+def _keep_stale_parameters(config: Any, models: list[Any]) -> None:
+    """Parameters that other processes updated are not gathered after a step (TTrace: parameters fail to update)."""
+    for model in models:
+        model.start_param_sync = lambda *_, **__: None
+
+
+def _leave_old_gradients(config: Any, models: list[Any]) -> None:
+    """Gradient buffers are not cleared between steps."""
+    for model in models:
+        model.zero_grad_buffer = lambda *_, **__: None
+
+
+def _recompute_other_input(config: Any, models: list[Any]) -> None:
+    """Recomputation starts from another input than the forward pass did (TTrace: wrong input of recomputation)."""
+    random: Any = importlib.import_module(CORE + "tensor_parallel.random")
+    original = random.CheckpointFunction.backward
+
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        class Changed:
+            saved_tensors = tuple(
+                x.flip(0) if x is not None and x.is_floating_point() and x.ndim == 3 else x for x in ctx.saved_tensors
+            )
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(ctx, name)
+
+        return original(Changed(), *gradients)
+
+    random.CheckpointFunction.backward = staticmethod(backward)
+
+
 def register(name: str, processes: int, defects: dict[str, Callable[[Any, list[Any]], None]], **options: Any) -> None:
     """Register a right run and its defects."""
     title = f"Megatron Core {VERSION}, {name}"
@@ -355,17 +458,47 @@ _MOE |= {"moe_router_load_balancing_type": "none", "moe_ffn_hidden_size": 48}
 register(
     "DP",
     2,
-    {"gradients not reduced over data parallelism": _skip_data_parallel, "a gradient changed afterwards": _lose_hook},
+    {
+        "gradients not reduced over data parallelism": _skip_data_parallel,
+        "a gradient changed afterwards": _lose_hook,
+        "gradient buffers not cleared": _leave_old_gradients,
+    },
     parallel={},
 )
 register(
     "DP, distributed optimizer",
     2,
-    {"gradients not reduced": _skip_data_parallel},
+    {"gradients not reduced": _skip_data_parallel, "parameters not gathered after a step": _keep_stale_parameters},
     parallel={},
     distributed_optimizer=True,
 )
-register("TP", 2, {"input gradients of columns not reduced": _keep_input_gradients}, parallel=_TENSOR)
+register(
+    "TP",
+    2,
+    {
+        "input gradients of columns not reduced": _keep_input_gradients,
+        "input gradients of the output layer not reduced, SkyRL #1886": _keep_gradients_below("output_layer"),
+        "input gradients of one projection not reduced": _keep_gradients_below("layers.1.self_attention.linear_qkv"),
+        "norm gradients summed twice": _after_gradients(_reduce_norms_again),
+        "one projection divided by the group's size": _after_gradients(_halve_values),
+        "pieces of a gradient swapped between ranks": _after_gradients(_swap_processes),
+    },
+    parallel=_TENSOR,
+)
+register(
+    "TP, one query group",
+    2,
+    {},
+    parallel=_TENSOR,
+    options={"num_query_groups": 1},
+)
+register(
+    "TP, learnable softmax offset",
+    2,
+    {},
+    parallel=_TENSOR,
+    options={"softmax_type": "learnable"},
+)
 register(
     "TP, LayerNorm, biases",
     2,
@@ -379,6 +512,10 @@ register(
     {
         "final norm not marked sequence_parallel, #1446": _unmarked("final_layernorm"),
         "norms before feed-forward not marked": _unmarked("pre_mlp_layernorm"),
+        "norm gradients averaged, not summed, gpt-neox #1259": _after_gradients(_average_norms),
+        "norm gradients not reduced, TransformerEngine #435": _replace_finalizer(
+            "_allreduce_non_tensor_model_parallel_grads"
+        ),
     },
     parallel=_TENSOR,
     options={"sequence_parallel": True},
@@ -401,7 +538,7 @@ register("TP, shared embedding", 2, {}, parallel=_TENSOR, shared=True)
 register(
     "TP, recomputation",
     2,
-    {},
+    {"recomputation from another input": _recompute_other_input},
     parallel=_TENSOR,
     options={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 )
@@ -420,7 +557,37 @@ register(
     parallel=_PIPELINE | {"virtual_pipeline_model_parallel_size": 2},
     options={"num_layers": 4},
 )
+register(
+    "PP, virtual stages, shared embedding",
+    2,
+    {"embedding gradients not summed over the pipeline": _replace_finalizer("_allreduce_word_embedding_grads")},
+    parallel=_PIPELINE | {"virtual_pipeline_model_parallel_size": 2},
+    options={"num_layers": 4},
+    shared=True,
+)
 register("TP x PP", 4, {}, parallel=_TENSOR | _PIPELINE)
+register(
+    "MoE, TP+SP, experts not cut",
+    2,
+    # As released: experts are not reduced over the processes that hold replicas of them (Megatron-LM #5916).
+    {},
+    parallel=_TENSOR | {"expert_tensor_parallel_size": 1},
+    options=_MOE | {"sequence_parallel": True},
+)
+register(
+    "MoE, shared expert with a gate, TP+SP",
+    2,
+    {"gate of the shared expert not marked, Pai-Megatron-Patch #397": _unmarked("gate_weight")},
+    parallel=_TENSOR,
+    options=_MOE
+    | {
+        "sequence_parallel": True,
+        "moe_shared_expert_intermediate_size": 32,
+        "moe_shared_expert_gate": True,
+        "moe_expert_capacity_factor": 2.0,
+        "moe_pad_expert_input_to_capacity": True,
+    },
+)
 register("TP x DP", 4, {"gradients not reduced": _skip_data_parallel}, parallel=_TENSOR)
 register(
     "TP+SP x DP, distributed optimizer",
@@ -451,5 +618,7 @@ register(
     4,
     {"router not marked sequence_parallel": _unmarked("router")},
     parallel=_TENSOR | {"expert_model_parallel_size": 2},
-    options=_MOE | {"sequence_parallel": True},
+    # Gloo gathers equal parts only, so that every expert is padded to its capacity.
+    options=_MOE
+    | {"sequence_parallel": True, "moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True},
 )

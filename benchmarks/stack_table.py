@@ -77,6 +77,7 @@ def train(name: str, rank: int, world: int, *, watched: bool) -> dict[str, Any]:
         "tested": 0 if last is None else last.tested,
         "coverage": None if last is None else last.coverage.parameters,
         "summary": "" if last is None else str(last.coverage).splitlines()[0],
+        "verdict": "" if last is None else last.verdict.message,
         "bytes_sent": None if last is None else last.moved_bytes,
         "verdicts": [entry.status for entry in monitor.audits],
         "alarms": [
@@ -149,6 +150,10 @@ def main() -> None:
             row["plain_step_seconds"] = run(name, world, modules, watched=False).get("step_seconds")
         status = "hangs" if row["hangs"] else "error" if row["errors"] else f"{len(row['alarms'])} alarms"
         print(f"{name} [{world}]: {status}, {row.get('laws')} laws, {row.get('verdicts')}, {row.get('summary')}")
+        if row.get("verdicts") and row["verdicts"][-1] != "verified":
+            print(f"    {row['verdict'][:600]}", flush=True)
+        if row.get("state") not in (None, "watching"):
+            print(f"    {row['state'][:300]}", flush=True)
         for error in row["errors"][:1]:
             print(f"    {error}", flush=True)
         for alarm in row["alarms"][:3]:

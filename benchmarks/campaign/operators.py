@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import types
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from campaign.target import Target, evaluate
+from campaign.target import Target
 
 MOST_ENTRIES = 2_000
 """Samples with more entries are left out: a check calls its function some hundred times."""
@@ -22,6 +23,11 @@ RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential"
 """Operators whose names begin so are not functions of their inputs."""
 
 
+class NoSampleError(LookupError):
+    """The catalogue has no further sample of an operator."""
+
+
+@functools.cache
 def catalogue(match: str = "") -> dict[str, Any]:
     """Return the differentiable operators of PyTorch's catalogue by full name."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
@@ -40,29 +46,43 @@ def catalogue(match: str = "") -> dict[str, Any]:
 
 
 def sample_of(name: str, number: int, dtype: torch.dtype, device: str) -> tuple[Any, list[Tensor]]:
-    """Return the operator as a function of its floating-point tensors, and those of one sample."""
+    """Return the operator as a function of its differentiable tensors, and those of the sample of this number.
+
+    Samples are counted over different keywords, of moderate size, with a tensor to differentiate by.
+    """
     op = catalogue()[name]
-    torch.manual_seed(number)
-    for place, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=False)):
-        if place == number:
-            return _as_function(op, sample)
-    raise IndexError(f"{name} has no sample {number}.")
+    seen: set[tuple[str, int]] = set()
+    torch.manual_seed(0)
+    for _, sample in zip(range(60), op.sample_inputs(device, dtype, requires_grad=True), strict=False):
+        function, tensors = _as_function(op, sample)
+        entries = sum(tensor.numel() for tensor in tensors)
+        key = (str(sorted(sample.kwargs.items(), key=str)), len(sample.args))
+        if key not in seen and tensors and 1 < entries <= MOST_ENTRIES and all(tensor.numel() for tensor in tensors):
+            if len(seen) == number:
+                return function, tensors
+            seen.add(key)
+    raise NoSampleError(f"{name} has {len(seen)} samples of moderate size.")
 
 
 def _as_function(op: Any, sample: Any) -> tuple[Any, list[Tensor]]:
     leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    # The catalogue marks what an operator differentiates by: targets of losses and running means are not.
+    places = [i for i in floats if leaves[i].requires_grad]
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    call = op.op
 
     def function(*tensors: Tensor) -> Any:
-        filled = list(leaves)
+        # Copies, because running means are written to.
+        filled = [leaf.to(tensors[0].dtype, copy=True) if i in floats else leaf for i, leaf in enumerate(leaves)]
         for place, tensor in zip(places, tensors, strict=True):
             filled[place] = tensor
         args, kwargs = torch.utils._pytree.tree_unflatten(filled, spec)
-        result = op(*args, **kwargs)
-        floats = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        return floats[0] if len(floats) == 1 else tuple(floats)
+        result = call(*args, **kwargs)
+        outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    return function, [leaves[place].detach() for place in places]
+    return function, [leaves[place] for place in places]
 
 
 SOURCE = """\
@@ -82,38 +102,12 @@ def f(*tensors):
 def targets(
     dtypes: tuple[torch.dtype, ...], modes: tuple[str, ...], device: str, samples: int, match: str = ""
 ) -> Iterator[Target]:
-    """Yield every operator in every precision and mode, with samples spread over its list."""
-    for name, op in catalogue(match).items():
-        for dtype in dtypes:
-            if dtype not in (op.dtypesIfCUDA or op.dtypes if device == "cuda" else op.dtypes):
-                continue
-            for number in _spread(op, dtype, samples):
+    """Yield every operator in every precision and mode, with its first samples."""
+    for number in range(samples):
+        for name, op in catalogue(match).items():
+            for dtype in dtypes:
+                if dtype not in (op.dtypesIfCUDA or op.dtypes if device == "cuda" else op.dtypes):
+                    continue
                 source = SOURCE.format(name=name, number=number)
                 for mode in modes:
                     yield Target(name=f"{name} #{number}", group="torch", source=source, mode=mode, dtype=dtype)
-
-
-def _spread(op: Any, dtype: torch.dtype, count: int) -> list[int]:
-    """Return numbers of samples with different keywords, of moderate size, that have a tensor to differentiate."""
-    seen: dict[Any, int] = {}
-    try:
-        torch.manual_seed(0)
-        for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=False)):
-            if number > 60:
-                break
-            _, tensors = _as_function(op, sample)
-            entries = sum(tensor.numel() for tensor in tensors)
-            if tensors and 1 < entries <= MOST_ENTRIES and all(tensor.numel() for tensor in tensors):
-                seen.setdefault((str(sorted(sample.kwargs)), len(sample.args)), number)
-    except Exception:  # an operator whose samples cannot be made here has none
-        return []
-    return list(seen.values())[:count]
-
-
-def runs(target: Target, device: str) -> bool:
-    """Return whether the target runs forward and backward at all on this machine."""
-    space = evaluate(target.source)
-    tensors = [tensor.requires_grad_() for tensor in space["make"](target.dtype, device)]
-    result = space["f"](*tensors)
-    outputs = [result] if isinstance(result, Tensor) else list(result)
-    return any(output.requires_grad for output in outputs)

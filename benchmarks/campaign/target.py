@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A differentiable function in one mode, precision and shape.
 
-    `source` defines `f` and `make(dtype, device)`, which returns its tensors. It is all that a confirming script needs,
-    and it is what `build` runs, so that the script and the check speak of the same function.
+    `source` defines `f` and `make(dtype, device)`, which returns its inputs. It is all that a confirming script needs,
+    and it is what `build` runs, so that the script and the check concern the same function.
     """
 
     name: str
@@ -27,11 +26,11 @@ class Target:
     known: str = ""
     """The issue that reports the defect this target has, where there is one."""
 
-    def build(self, device: str) -> tuple[Callable[..., Any], list[Tensor]]:
+    def build(self, device: str) -> tuple[Callable[..., Any], list[Any]]:
         """Return the function in its mode, and its inputs."""
-        space = evaluate(self.source)
-        tensors = space["make"](self.dtype, device)
-        return in_mode(space["f"], self.mode), tensors
+        namespace = evaluate(self.source)
+        dtype: Any = str(self.dtype)[6:] if self.mode == "jax" else self.dtype
+        return in_mode(namespace["f"], self.mode), namespace["make"](dtype, device)
 
     def record(self) -> dict[str, Any]:
         """Return plain data that identifies the target."""
@@ -44,18 +43,29 @@ PRELUDE = "import torch\nimport torch.nn.functional as F\n"
 
 def evaluate(source: str) -> dict[str, Any]:
     """Run a target's source and return the names it defines."""
-    space: dict[str, Any] = {}
-    exec(compile(PRELUDE + source, "<target>", "exec"), space)
-    return space
+    namespace: dict[str, Any] = {}
+    exec(compile(PRELUDE + source, "<target>", "exec"), namespace)
+    return namespace
 
 
 def in_mode(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Return the function as it is run: eager, compiled by a backend, checkpointed."""
-    if mode == "eager":
+    """Return the function as it is run: eager, checkpointed, under a transform, or compiled by a backend."""
+    if mode in ("eager", "jax"):
         return function
     if mode == "checkpointed":
         from torch.utils.checkpoint import checkpoint
 
         return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
+    if mode == "vmap":
+        return _mapped(function)
     # One graph for each shape: dynamic shapes are another program, and the check varies shapes.
     return torch.compile(function, backend=mode, dynamic=False)
+
+
+def _mapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function under `torch.func.vmap`, over a batch of its inputs and their negatives halved."""
+
+    def batched(*tensors: torch.Tensor) -> Any:
+        return torch.func.vmap(function)(*(torch.stack([tensor, -0.5 * tensor]) for tensor in tensors))
+
+    return batched

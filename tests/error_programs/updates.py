@@ -246,7 +246,7 @@ def swallowed(wrong: bool) -> Monitor:
     model.to(torch.bfloat16 if wrong else torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     with Monitor(model, optimizer) as monitor:
-        for _ in range(4):
+        for _ in range(8):
             optimizer.zero_grad()
             x, y = batch()
             F.cross_entropy(model(x.to(model[1].weight.dtype)).float(), y).backward()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import adversarial_blind
 import adversarial_held_out
 import adversarial_programs
+import adversarial_structures
 from adversarial_held_out import draw
 from adversarial_layers import Function
 from adversarial_models import Adversary, models
@@ -621,3 +622,56 @@ def test_rounding_behind_a_norm_of_two_numbers_refutes_no_law_up_to_epsilon() ->
         assert laws.checked is not None
         assert laws.checked.refuted == {}
         assert any(not law.exact for law in laws)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("start", range(2))
+def test_structures_have_no_wrong_law_on_any_of_their_inputs(start: int) -> None:
+    """Every thirtieth model; `benchmarks/adversarial_laws.py --set structures` has all of them."""
+    for name, (model, inputs) in itertools.islice(adversarial_structures.structures(), 4 + 15 * start, None, 30):
+        laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
+        for args in inputs if len(laws) else ():
+            assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name
+
+
+def _halved(gradient: Tensor) -> Tensor:
+    return gradient / 2
+
+
+class _DoubledForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+def _hooked_weight(p: Any, x: Tensor) -> Tensor:
+    weight = p.a * 1.0
+    weight.register_hook(_halved)
+    return (x @ weight).relu() @ p.b
+
+
+def _hooked_node(p: Any, x: Tensor) -> Tensor:
+    hidden = (x @ p.a).relu()
+    assert hidden.grad_fn is not None
+    hidden.grad_fn.register_prehook(lambda gradients: tuple(map(_halved, gradients)))
+    return hidden @ p.b
+
+
+def _doubled_weight(p: Any, x: Tensor) -> Tensor:
+    return (x @ _DoubledForward.apply(p.a)).relu() @ p.b
+
+
+@pytest.mark.parametrize("function", [_hooked_weight, _hooked_node, _doubled_weight])
+def test_laws_through_a_gradient_of_the_authors_before_a_weights_first_use_are_assumed(function: Any) -> None:
+    laws = recognize(Function(function, a=draw(3, 4), b=draw(4, 2)), torch.randn(5, 3))
+    assert len(laws)
+    assert {law.source for law in laws} == {"assumed"}
+
+
+def test_a_weight_without_hooks_is_not_assumed() -> None:
+    laws = recognize(Function(lambda p, x: (x @ (p.a * 1.0)).relu() @ p.b, a=draw(3, 4), b=draw(4, 2)), draw(5, 3))
+    assert {law.source for law in laws} == {"typed"}

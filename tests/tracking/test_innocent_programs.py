@@ -55,6 +55,14 @@ def test_drawn_programs_raise_no_alarm(program: Combination) -> None:
     assert watched(program, steps=6).alarms == []
 
 
+@pytest.mark.parametrize("optimizer", ["RAdam", "ASGD"])
+def test_updates_below_the_spacing_of_bfloat16_are_remarked_and_raise_no_alarm(optimizer: str) -> None:
+    monitor = watched(Combination("gpt", "bfloat16", "cross entropy", optimizer, "none"), steps=12)
+    assert monitor.alarms == []
+    assert "precision since step" in monitor.state
+    assert "bfloat16 weights with an update did not change" in monitor.state
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_skipped_steps_do_not_leak(seed: int) -> None:
     program = Combination("mlp", "float32", "cross entropy", "SGD, momentum, decay", "none")

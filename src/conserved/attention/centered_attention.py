@@ -47,6 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from conserved.attention.fused_centering import ShiftedKeysAndValues, ShiftedOutput, kernels_apply
 from conserved.attention.gauge_constants import (
     ConstantRule,
     Constants,
@@ -144,8 +145,7 @@ class CenteredAttention:
             options = {"is_causal": True, **options}
         q, k, v = (_heads_first(tensor, self.axis) for tensor in (query, key, value))
         constants = self._constants(q, k, v, options, values=values, plain=plain)
-        shifted_key = key if constants.key is None else key - _heads_first(constants.key, self.axis)
-        shifted_value = value if constants.value is None else value - _heads_first(constants.value, self.axis)
+        shifted_key, shifted_value = (_heads_first(tensor, self.axis) for tensor in _shifted(k, v, constants))
         outputs = attend(query, shifted_key, shifted_value)
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
         if constants.value is not None:
@@ -194,6 +194,9 @@ class CenteredAttention:
 
     def _restored(self, output: Tensor, constant: Tensor, sees: Tensor | None) -> Tensor:
         """Add the constant of the values to the output rows that see a key, for each query head of a group."""
+        heads_first = _heads_first(output, self.output_axis)
+        if sees is None and _same_heads(heads_first, constant) and kernels_apply(heads_first, constant):
+            return _heads_first(ShiftedOutput.apply(heads_first, constant), self.output_axis)
         if output.ndim > 2 and constant.ndim > 2:
             heads = output.shape[-3 if self.output_axis == -2 else -2]
             if heads > constant.shape[-3] > 1:
@@ -268,6 +271,27 @@ def centered(
         causal=causal,
         axis=axis,
         output_axis=output_axis,
+    )
+
+
+def _shifted(key: Tensor, value: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
+    """Subtract the constants, in one launch if there are two and kernels apply."""
+    c, e = constants.key, constants.value
+    if c is None or e is None:
+        return key if c is None else key - c, value if e is None else value - e
+    if _same_heads(key, c) and _same_heads(value, e) and kernels_apply(key, value, c, e):
+        shifted: tuple[Tensor, Tensor] = ShiftedKeysAndValues.apply(key, value, c, e)
+        return shifted
+    return key - c, value - e
+
+
+def _same_heads(tensor: Tensor, constant: Tensor) -> bool:
+    """Return whether a constant has a vector for every batch entry and every (group of) heads, as kernels read it."""
+    return (
+        tensor.ndim == constant.ndim == 4
+        and constant.is_contiguous()
+        and constant.shape[0] == tensor.shape[0]
+        and tensor.shape[1] % constant.shape[1] == 0
     )
 
 

@@ -29,7 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.attention.sampled_rows import sampled_rows
+from conserved.attention.fused_centering import kernels_apply, sampled_constants
+from conserved.attention.sampled_rows import (
+    SampledPositions,
+    group_size,
+    hides_nothing_but_later_keys,
+    sampled_rows,
+    score_scale,
+)
 
 GATE = 2.0
 """Standard deviations over rows that a component must exceed to be subtracted: derived above."""
@@ -65,9 +72,18 @@ class RowMeans(ConstantRule):
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
         """Return the gated means of k̄_i and O_i over sampled rows."""
+        if kernels_apply(query, key, value) and hides_nothing_but_later_keys(query, key, options):
+            return self._choose_at_once(query, key, value, options)
         weights, sees = sampled_rows(query, key, options, _ROWS)
         rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
         return Constants(*_gated(rows, [key.shape[-1], value.shape[-1]], sees))
+
+    def _choose_at_once(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+        positions = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key))
+        causal = bool(options.get("is_causal") or options.get("causal"))
+        scale = score_scale(query, options)
+        gates = (GATE, LEAST_GAIN)
+        return Constants(*sampled_constants(query, key, value, positions, scale, causal=causal, gates=gates))
 
 
 class TokenMeans(ConstantRule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -11,6 +12,38 @@ from torch import Tensor
 
 _SCALES = ("scale", "scaling", "softmax_scale", "sm_scale")
 _MASKS = ("attn_mask", "attention_mask", "mask")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPositions:
+    """Queries at equal distances: the middle of each of `number` equal parts of the sequence."""
+
+    first: int
+    step: int
+    number: int
+
+    @classmethod
+    def of(cls, queries: int, count: int, groups: int) -> SampledPositions:
+        """Return positions of about `count` rows, which the `groups` query heads of a key head share."""
+        number = max(1, min(queries, count // groups))
+        step = queries // number
+        return cls(step // 2, step, number)
+
+    @property
+    def slice(self) -> slice:
+        """The positions as a slice of the axis of tokens."""
+        return slice(self.first, self.first + self.step * self.number, self.step)
+
+
+def group_size(query: Tensor, key: Tensor) -> int:
+    """Return how many query heads share a key head."""
+    return max(1, query.shape[-3] // key.shape[-3]) if query.ndim > 2 and key.ndim > 2 else 1
+
+
+def score_scale(query: Tensor, options: Mapping[str, Any]) -> float:
+    """Return the factor of the scores: an option, or one over the root of the width."""
+    scale: float = next((options[name] for name in _SCALES if options.get(name) is not None), query.shape[-1] ** -0.5)
+    return scale
 
 
 def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: int) -> tuple[Tensor, Tensor | None]:
@@ -28,14 +61,12 @@ def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: 
         Rows (…, key heads, rows, keys) in the precision of `key`, or in float32 on a processor, whose products of
         half precision are slow; and (…, key heads, rows, 1) of 1 and 0, or None if every row sees a key.
     """
-    groups = max(1, query.shape[-3] // key.shape[-3]) if query.ndim > 2 and key.ndim > 2 else 1
-    number = max(1, min(query.shape[-2], count // groups))
-    step = query.shape[-2] // number
-    sample = slice(step // 2, step // 2 + step * number, step)  # the middle of each of `number` equal parts
+    groups = group_size(query, key)
+    sample = SampledPositions.of(query.shape[-2], count, groups).slice
     rows = query[..., sample, :]
     if query.ndim > 2:
         rows = rows.unflatten(-3, (-1, groups)).flatten(-3, -2)
-    scale = next((options[name] for name in _SCALES if options.get(name) is not None), query.shape[-1] ** -0.5)
+    scale = score_scale(query, options)
     dtype = torch.float32 if key.device.type == "cpu" and key.dtype != torch.float64 else key.dtype
     # The scale goes into the few queries, so that it does not cost a pass over the scores.
     scores = (rows * scale).to(dtype) @ key.to(dtype).mT
@@ -56,6 +87,16 @@ def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Ten
     if mask is None or mask.ndim < 2 or mask.shape[-1] != key.shape[-2] or mask.shape[-2] not in (1, query.shape[-2]):
         return None
     return mask
+
+
+def hides_nothing_but_later_keys(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> bool:
+    """Return whether the options name no mask, window or packing, and a causal flag for equal lengths at most."""
+    causal = bool(options.get("is_causal") or options.get("causal"))
+    return (
+        all(options.get(name) is None for name in (*_MASKS, "block_mask", "cu_seqlens", "cu_seqlens_k"))
+        and _window(options) == (-1, -1)
+        and (not causal or query.shape[-2] == key.shape[-2])
+    )
 
 
 def _visible(

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from conserved.auditing.epsilon_terms import RightHandSide
 from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.noise import suspicious
 from conserved.auditing.softmax_gauge import Gauge
@@ -35,6 +36,7 @@ from conserved.layout import (
 )
 from conserved.layout.megatron import is_shared_with_stages
 from conserved.moment import Direction, Point, to_host
+from conserved.rank_agreement import active_agreement
 from conserved.symmetry import Symmetry, Tensors
 
 PrecisionSource = Literal["given", "stored", "bits"]
@@ -80,6 +82,8 @@ class BackwardPass:
     """Tensors that processes should hold alike and do not, where processes audit together."""
     moved_bytes: int = 0
     """Bytes this process sent so that laws could be put together."""
+    data_parallel: RankGroup | None = None
+    """Processes over whose batches gradients were added up, if they audit together and nothing is in pieces."""
 
     @staticmethod
     def of(parts: ModelParts, laws: LawSet, layout: GivenLayout | None = None) -> BackwardPass:
@@ -122,6 +126,7 @@ class BackwardPass:
             together=assembled.together,
             disagreements=tuple(apart),
             moved_bytes=moved + compared + assembled.moved + _gathered_bytes(lawful, trained),
+            data_parallel=table.data_parallel,
         )
 
 
@@ -251,8 +256,8 @@ def residuals_of(
         rounding_alone = np.where(plan.epsilons > 0, rounding_alone, floors)
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
-    terms, gradients = None if gauge is None else gauge.terms, backward.gradients
-    sides = {} if terms is None or gradients is None or not nearly.any() else terms.sides(gradients)
+    gradients = backward.gradients
+    sides = _epsilon_sides(backward, gauge) if nearly.any() else {}
     if sides and gradients is not None:
         some, places = plan.up_to_epsilon
         # In the precision that the identities of all other laws are computed in.
@@ -266,6 +271,19 @@ def residuals_of(
             residuals[place] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
             limits[place], nearly[place] = rounding_alone[place], False
     return Residuals(balance=balance, residuals=residuals, limits=limits, floors=floors, nearly=nearly)
+
+
+def _epsilon_sides(backward: BackwardPass, gauge: Gauge | None) -> dict[str, RightHandSide]:
+    """Return what ε leaves of laws up to it, measured in this pass; data-parallel processes do so together."""
+    terms, gradients, group = None if gauge is None else gauge.terms, backward.gradients, backward.data_parallel
+    if group is None:
+        return {} if terms is None or gradients is None else terms.sides(gradients)
+    agreement = active_agreement()
+    if agreement is None or gradients is None:
+        return {}
+    # A process whose hooks saw nothing must not let the others wait.
+    ready = agreement.reduce("terms of ε", int(terms is not None and len(terms) > 0), min)
+    return terms.sides_of_group(gradients, group) if ready and terms is not None else {}
 
 
 def precision_of(

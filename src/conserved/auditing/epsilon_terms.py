@@ -32,6 +32,7 @@ from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
 from conserved.inference.laws_up_to_epsilon import Forgetting
 from conserved.laws import LawSet
+from conserved.layout import RankGroup
 from conserved.moment import RowNorm, to_host
 from conserved.symmetry import Tensors
 
@@ -54,13 +55,20 @@ class EpsilonTerms:
     right-hand sides afterwards, of those laws of which they could be measured: the others are left as they were.
     """
 
-    def __init__(self, model: nn.Module, laws: LawSet) -> None:
+    def __init__(self, model: nn.Module, laws: LawSet, group: RankGroup | None = None) -> None:
+        """Read which norms matter.
+
+        Args:
+            model: the model.
+            laws: its laws.
+            group: processes of data parallelism that ask for `sides_of_group` together.
+        """
         self._model = model
         self._laws: dict[str, Sequence[Forgetting]] = {}
         counts: Mapping[tuple[str, bool], int] = {}
         modules = dict(model.named_modules())
         known = laws.derivation
-        if isinstance(known, Derivation) and _plain(model):
+        if isinstance(known, Derivation) and _plain(model, group):
             counts = known.normalisations()
             for symmetry in laws:
                 if not symmetry.exact:
@@ -133,6 +141,38 @@ class EpsilonTerms:
             return {}
         # A pass of torch.autograd.grad, for an input or a penalty, reaches norms and adds to no gradient.
         return self._known_sides(ratio, passes=max(self._accumulated.values(), default=0))
+
+    def sides_of_group(self, gradients: Tensors, group: RankGroup) -> dict[str, RightHandSide]:
+        """Return the right-hand sides of gradients that were added up over data parallelism.
+
+        Each process sees its own tokens. Right-hand sides add up as gradients do, and a few small gradients, added up
+        as well, say by which number the stack has divided them. Every process of the group has to call it.
+        """
+        passes = max(self._accumulated.values(), default=0)
+        own = self._known_sides(1.0, passes=passes) if self._calls else {}
+        taken = {name: self._taken.get(name, torch.zeros_like(p)) for name, p in self._reference.items()}
+        parts = [one.double().flatten().cpu() for one in taken.values()]
+        rows = {name: len(some[0].charges) for name, some in self._laws.items() if some}
+        for name, count in rows.items():
+            side = own.get(name)
+            numbers = np.zeros(count) if side is None else side.value
+            known = [float(side is not None), 0.0 if side is None else side.spread]
+            parts.append(torch.from_numpy(np.concatenate((known, numbers))))
+        message = torch.cat(parts).to(next(iter(gradients.values())).device)
+        group.sum(message)
+        sizes = [one.numel() for one in taken.values()]
+        *sums, rest = message.cpu().split([*sizes, message.numel() - sum(sizes)])
+        self._taken = {name: one.view_as(p) for (name, p), one in zip(taken.items(), sums, strict=True)}
+        ratio = self._rescaled({name: gradients[name].cpu() for name in self._taken if name in gradients})
+        if ratio is None:
+            return {}
+        found, start = {}, 0
+        for name, count in rows.items():
+            known, spread, *values = rest[start : start + count + 2].tolist()
+            start += count + 2
+            if known == group.size:
+                found[name] = RightHandSide(ratio * np.array(values), ratio**2 * spread)
+        return found
 
     def replayed(
         self, replay: Replay, parameters: Tensors, *, scale: float = 1.0, form: PassForm = AS_RUN
@@ -219,7 +259,10 @@ class EpsilonTerms:
         def hook(parameter: Tensor) -> None:
             terms = kept()
             if terms is not None and parameter.grad is not None and not parameter.grad.is_sparse:
-                terms._taken[name] = parameter.grad.detach().clone()
+                gradient = parameter.grad.detach().clone()
+                # A wrapper with buffers of its own takes every gradient away before the next is made.
+                moved = getattr(parameter, "main_grad", None) is not None and name in terms._taken
+                terms._taken[name] = terms._taken[name].add_(gradient) if moved else gradient
                 terms._accumulated[name] += 1
 
         return hook
@@ -377,12 +420,14 @@ def _key(one: Forgetting) -> Key:
     return one.module, one.function, one.call
 
 
-def _plain(model: nn.Module) -> bool:
-    """Whether hooks see what the model computes: it is neither compiled nor sharded, nor data parallel."""
+def _plain(model: nn.Module, group: RankGroup | None) -> bool:
+    """Whether hooks see what the model computes: it is not compiled, and one process or a group sees everything."""
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
         return False
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         return False
+    if group is not None and group.size == torch.distributed.get_world_size():
+        return True
     return not (torch.distributed.is_available() and torch.distributed.is_initialized()) or (
         torch.distributed.get_world_size() == 1
     )

@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
-from conserved.inference.gradient_accumulators import has_accumulator_hooks
+from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
 from conserved.inference.objective import judged
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
@@ -98,6 +98,8 @@ class CapturedProgram:
     """Parameters with hooks that may change their gradients."""
     hooked_values: set[int] = field(default_factory=set)
     """Values with such hooks."""
+    hooked_nodes: bool = False
+    """Whether a node of the graph of gradients has hooks of its own, which no value shows."""
     read: list[int] = field(default_factory=list)
     """Values that Python read a number from."""
     branches: list[str] = field(default_factory=list)
@@ -643,5 +645,7 @@ def capture(
         _Reads(recorder),
     ):
         result = run()
-    recorder.program.outputs = [recorder.value_of(leaf) for leaf in judged(result)]
+    outputs = judged(result)
+    recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
+    recorder.program.hooked_nodes = has_node_hooks(outputs)
     return recorder.program

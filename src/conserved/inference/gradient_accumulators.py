@@ -1,4 +1,4 @@
-"""The nodes that accumulate gradients of parameters: whether something holds on to them, or has hooks on them.
+"""Nodes of the graph of gradients: whether something holds on to those of parameters, or has hooks on any.
 
 Such a node exists as long as a graph, a data-parallel wrapper or a hook's owner keeps it. PyTorch forgets it when the
 data of its parameter gets another precision for a moment: later graphs accumulate through a new node, without the
@@ -33,7 +33,28 @@ def has_accumulator_hooks(tensor: Tensor) -> bool:
     if not (tensor.requires_grad and tensor.is_leaf and _kept(tensor)):
         return False
     with torch.inference_mode(False), torch.enable_grad():
-        node: Any = get_gradient_edge(tensor).node
+        return _has_hooks(get_gradient_edge(tensor).node)
+
+
+def has_node_hooks(outputs: Iterable[Tensor]) -> bool:
+    """Return whether hooks are registered on a node of the graph that made some tensors.
+
+    A forward may put hooks on `grad_fn` of its intermediate results. Nodes that accumulate gradients are left to
+    `has_accumulator_hooks`, which knows whose they are.
+    """
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        if not hasattr(node, "variable") and _has_hooks(node):
+            return True
+        following = {child for child, _ in node.next_functions if child is not None} - seen
+        seen |= following
+        waiting.extend(following)
+    return False
+
+
+def _has_hooks(node: Any) -> bool:
     # The handle of a hook refers to the dictionary of all hooks of its sort: ours is taken out again at once.
     for register in (node.register_prehook, node.register_hook):
         handle = register(_do_nothing)

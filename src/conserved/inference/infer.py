@@ -172,7 +172,8 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs: they hold on
     the path that was taken.
     """
-    if typing.program.branches or not set(typing.program.hooked).isdisjoint(symmetry.parameters):
+    hooked = typing.assumed_parameters.union(typing.program.hooked)
+    if typing.program.branches or typing.program.hooked_nodes or not hooked.isdisjoint(symmetry.parameters):
         return "assumed"
     if not typing.assumed:
         return "typed"

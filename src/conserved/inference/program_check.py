@@ -129,7 +129,8 @@ def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, 
 
 
 def _has_backward_of_author(program: CapturedProgram) -> bool:
-    return bool(program.hooked or program.hooked_values or any(op.custom for op in program.operations))
+    hooked = program.hooked or program.hooked_values or program.hooked_nodes
+    return bool(hooked or any(operation.custom for operation in program.operations))
 
 
 def _epsilons(laws: LawSet) -> frozenset[float]:

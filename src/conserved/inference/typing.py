@@ -39,6 +39,8 @@ class Typing:
     """The first result of every operation that may be written down twice."""
     assumed: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Charges that went through an autograd function, by its name."""
+    assumed_parameters: set[str] = field(default_factory=set)
+    """Parameters that went through an autograd function, or have a hook on a part, before their first use."""
 
 
 def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
@@ -132,10 +134,11 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     _mark(typing, operation, [*(known.get(number) for number in inputs), *results])
     hooked = any(number in program.hooked_values for number in operation.results)
     for number, type_ in zip(operation.results, results, strict=False):
-        if hooked and isinstance(type_, Type):
+        if hooked:
             # A hook may change the gradient here: what passes through is assumed, as through a function of its author.
-            typing.assumed.setdefault("a hook", []).extend(field.atoms for field in type_.factors)
-            typing.engine.steady(type_)
+            _assume(typing, "a hook", type_)
+            if isinstance(type_, Type):
+                typing.engine.steady(type_)
         dtype = program.values[number].dtype
         if (dtype.is_floating_point or dtype.is_complex) and (
             isinstance(type_, ReadPart) or type_.zero or type_.centred or not type_.fixed
@@ -174,12 +177,18 @@ def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> No
     if operation.custom in ("", CHECKPOINT):
         return
     typing.custom.add(operation.custom)
-    atoms = typing.assumed.setdefault(operation.custom, [])
-    for one in known:
-        if isinstance(one, ReadPart):
-            one = known_type(typing.engine, one)
-        if isinstance(one, Type):
-            atoms += [field.atoms for field in one.factors]
+    for value in known:
+        _assume(typing, operation.custom, value)
+
+
+def _assume(typing: Typing, why: str, value: Known | None) -> None:
+    """Remember that laws through a value are assumed, because its gradient is whatever an author wrote."""
+    type_ = known_type(typing.engine, value) if isinstance(value, ReadPart) else value
+    if isinstance(value, ReadPart) and type_ is None:
+        # It gets a type at its first use, which comes later.
+        typing.assumed_parameters.add(value.name)
+    elif isinstance(type_, Type):
+        typing.assumed.setdefault(why, []).extend(field.atoms for field in type_.factors)
 
 
 def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,11 +55,39 @@ def scatters_gradients(wrapper: nn.Module | None) -> bool:
     return next(_scattered_buckets(wrapper), None) is not None
 
 
+def owned_ranges(wrapper: nn.Module | None, parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return for every parameter the entries of whose gradient this process holds the reduced value.
+
+    Args:
+        wrapper: the data-parallel module around the model.
+        parameters: parameters of the model.
+
+    Returns:
+        First entry and end of the flat gradient; all of it where gradients are not scattered.
+    """
+    ranges = {id(parameter): (0, parameter.numel()) for parameter in parameters}
+    for buffer, bucket, group in _scattered_buckets(wrapper):
+        size = bucket.grad_data.numel() // dist.get_world_size(group)
+        first = bucket.offset + size * dist.get_rank(group)
+        for parameter in bucket.params:
+            if id(parameter) in ranges:
+                start, end, _ = buffer.param_index_map[parameter]
+                begin = min(max(first, start), end)
+                ranges[id(parameter)] = (begin - start, max(begin, min(first + size, end)) - start)
+    return [ranges[id(parameter)] for parameter in parameters]
+
+
 def _scattered_buckets(wrapper: nn.Module | None) -> Iterator[tuple[Any, Any, Any]]:
     """Yield the buffer, the bucket and the process group of gradients that are scattered, in the order of the model."""
-    config = getattr(wrapper, "ddp_config", None)
-    if config is None or not getattr(config, "use_distributed_optimizer", False):
+    if wrapper is None:
         return
+    # Virtual stages of a pipeline are a list of models, each in a wrapper of its own.
+    for module in wrapper.modules():
+        if getattr(getattr(module, "ddp_config", None), "use_distributed_optimizer", False):
+            yield from _buckets_of(module)
+
+
+def _buckets_of(wrapper: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
     groups = {
         id(bucket): getattr(collected, "intra_distributed_optimizer_instance_group", None)
         for word in ("bucket_groups", "expert_parallel_bucket_groups")

@@ -12,6 +12,7 @@ parameter, or all processes.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,15 @@ class ParallelGroups:
 def _group(state: Any, name: str, getter: str) -> RankGroup | None:
     """Return a group that older releases may not have, and that some processes are not in."""
     get: Callable[..., Any] | None = getattr(state, getter, None)
-    return None if get is None else RankGroup.of(name, get(check_initialized=False))
+    if get is None:
+        return None
+    if "check_initialized" in inspect.signature(get).parameters:
+        return RankGroup.of(name, get(check_initialized=False))
+    try:
+        return RankGroup.of(name, get())
+    except AssertionError:
+        # Releases before 0.13 assert that there is a group.
+        return None
 
 
 def stage_ranks() -> tuple[int, ...]:
@@ -92,21 +101,66 @@ def is_shared_with_stages(parameter: Tensor) -> bool:
     return bool(marked) and bool(stage_ranks())
 
 
+@dataclass(frozen=True, slots=True)
+class SharedTableRanks:
+    """Processes of the two stages that share a table, in the same order."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def shared_table_ranks() -> SharedTableRanks | None:
+    """Return the data-parallel processes that hold this process's part of a shared table, on both stages.
+
+    Returns:
+        None without a pipeline, and on stages between the first and the last.
+    """
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not stage_ranks():
+        return None
+    group = _group(state, "embedding", "get_embedding_group")
+    if group is None or dist.get_rank() not in (group.ranks[0], group.ranks[-1]):
+        return None
+    data = ParallelGroups.current().data
+    here = (dist.get_rank(),) if data is None else data.ranks
+    # Stages are laid out alike: from one stage to the other all ranks differ by the same number.
+    shift = group.ranks[-1] - group.ranks[0]
+    if dist.get_rank() == group.ranks[0]:
+        return SharedTableRanks(here, tuple(rank + shift for rank in here))
+    return SharedTableRanks(tuple(rank - shift for rank in here), here)
+
+
 def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, ParameterLayout]:
     """Return the layout of parameters that carry Megatron's attributes, or stand beside such."""
     groups = ParallelGroups.current()
     unmarked = [n for n, p in parameters.items() if not getattr(p, "tensor_model_parallel", False)]
     sharded = _axes_of_checkpoint(model, parameters, unmarked) if groups.tensor is not None else {}
-    owners = _owner_groups(model)
+    owners = _owners(model)
     return {
-        name: _parameter_layout(parameter, _replace_tensor(groups, owners.get(id(parameter))), sharded.get(name))
+        name: _parameter_layout(parameter, groups, owners.get(id(parameter), ParameterOwner()), sharded.get(name))
         for name, parameter in parameters.items()
     }
 
 
-def _parameter_layout(parameter: Tensor, groups: ParallelGroups, axis: int | None) -> ParameterLayout:
-    expert = not getattr(parameter, "allreduce", True)
+@dataclass(frozen=True, slots=True)
+class ParameterOwner:
+    """What the module that owns a parameter says about it."""
+
+    tensor: RankGroup | None = None
+    """The tensor-parallel group that it names; None for one of a single process."""
+    names_group: bool = False
+    expert: bool = False
+
+
+def _parameter_layout(
+    parameter: Tensor, groups: ParallelGroups, owner: ParameterOwner, axis: int | None
+) -> ParameterLayout:
+    # Without expert parallelism, releases mark experts as reduced over all data-parallel processes, which is right
+    # only if experts are cut as everything else is (Megatron-LM #5916). The module knows better.
+    expert = owner.expert or not getattr(parameter, "allreduce", True)
     tensor = groups.expert_tensor if expert else groups.tensor
+    if owner.names_group and (owner.tensor is not None or expert):
+        tensor = owner.tensor
     data = groups.expert_data if expert else groups.data
     cuts: tuple[PieceCut, ...] = ()
     replicated = [data]
@@ -127,28 +181,16 @@ def _parameter_layout(parameter: Tensor, groups: ParallelGroups, axis: int | Non
     )
 
 
-def _owner_groups(model: nn.Module) -> dict[int, RankGroup]:
-    """By identity of a parameter, the tensor-parallel group that the module which owns it names."""
-    groups: dict[int, RankGroup] = {}
+def _owners(model: nn.Module) -> dict[int, ParameterOwner]:
+    """By identity of a parameter, what the module that owns it says about it."""
+    owners: dict[int, ParameterOwner] = {}
     for module in model.modules():
-        handle = vars(module).get("tp_group")
-        group = None if handle is None else RankGroup.of("tensor parallel", handle)
-        if group is not None:
-            groups |= {id(parameter): group for parameter in module.parameters(recurse=False)}
-    return groups
-
-
-def _replace_tensor(groups: ParallelGroups, owner: RankGroup | None) -> ParallelGroups:
-    """Prefer the group that a module names over the global one; experts have one of their own."""
-    if owner is None or owner == groups.tensor:
-        return groups
-    return ParallelGroups(
-        tensor=owner,
-        data=groups.data,
-        expert=groups.expert,
-        expert_tensor=owner if groups.expert_tensor is not None else None,
-        expert_data=groups.expert_data,
-    )
+        handle, expert = vars(module).get("tp_group"), bool(vars(module).get("is_expert", False))
+        if handle is not None or expert:
+            group = None if handle is None else RankGroup.of("tensor parallel", handle)
+            owner = ParameterOwner(group, names_group=handle is not None, expert=expert)
+            owners |= {id(parameter): owner for parameter in module.parameters(recurse=False)}
+    return owners
 
 
 def _axes_of_checkpoint(model: nn.Module, parameters: Mapping[str, Tensor], names: list[str]) -> dict[str, int]:

@@ -95,9 +95,14 @@ def compare_replicas(
     return sorted(differing, key=lambda item: (item.what != "gradient", -item.spread)), moved
 
 
-def projections(tensor: Tensor) -> Tensor:
-    """Return the norm, and two sums with fixed irregular weights that see a change of any entry."""
+def projections(tensor: Tensor, first: int = 0) -> Tensor:
+    """Return the norm, and two sums with fixed irregular weights that see a change of any entry.
+
+    Args:
+        tensor: a tensor, or the entries of a flat one from number `first` on.
+        first: the number of its first entry, which says where the weights begin.
+    """
     flat = tensor.detach().flatten().double()
-    place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
-    first, second = (torch.frac(place * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927))
-    return torch.stack((torch.linalg.vector_norm(flat), flat @ first, flat @ second))
+    place = torch.arange(first, first + flat.numel(), device=flat.device, dtype=torch.float64)
+    weights = [torch.frac(place * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927)]
+    return torch.stack((torch.linalg.vector_norm(flat), *(flat @ weight for weight in weights)))

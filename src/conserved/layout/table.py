@@ -96,6 +96,16 @@ class ModelLayout(Mapping[str, ParameterLayout]):
         return groups
 
     @property
+    def data_parallel(self) -> RankGroup | None:
+        """The group over which every parameter is replicated, if processes audit together and nothing is in pieces."""
+        layouts = [*self.parameters.values()]
+        if not self.joint or self.gathered or any(one.cuts or one.own or one.partial for one in layouts):
+            return None
+        groups = {one.replicated for one in layouts}
+        (only,) = groups if len(groups) == 1 else ((),)
+        return only[0] if len(only) == 1 else None
+
+    @property
     def joint_ranks(self) -> tuple[int, ...]:
         """Ranks of the processes that audit together, the same tuple on all of them; empty if each audits alone."""
         if not self.joint:

@@ -45,6 +45,22 @@ def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return held.to_dense() if held.is_sparse else held
 
 
+def local_as(tensor: Shaped[Tensor, "..."], like: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."] | None:
+    """Return what this process holds of a tensor where another one lies; None if that would have to be exchanged.
+
+    The gradient of a sharded DTensor may come as a replica, as that of an embedding does under tensor parallelism. An
+    optimizer takes its part of it.
+    """
+    placed, wanted = getattr(tensor, "placements", None), getattr(like, "placements", None)
+    if placed == wanted:
+        return local(tensor)
+    if placed is None or wanted is None:
+        return None
+    if not all(own == other or own.is_replicate() for own, other in zip(placed, wanted, strict=True)):
+        return None
+    return local(tensor.redistribute(placements=wanted))  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """Reshape to `grid`, keep `pick` along each grid axis, face `axes`: an n × m matrix."""

@@ -48,7 +48,7 @@ from conserved.tracking.run_results import RunResults
 from conserved.tracking.status_lines import announced, closing_line, opening_line, say
 from conserved.tracking.step_watch import StepWatch
 from conserved.tracking.time_budget import LEAST, SHARE_ON_CPU, SHARE_ON_GPU, TimeBudget, check_budget
-from conserved.tracking.trained_parameters import Signature, orphan_alarm, signature
+from conserved.tracking.trained_parameters import Outline, Signature, orphan_alarm, outline, signature
 from conserved.tracking.watched_laws import NoLawError, Where, optimizers_of, selector, unwrapped
 from conserved.tracking.watching_cost import FIRST
 
@@ -186,6 +186,8 @@ class Monitor(RunResults):
         self._unseen, self._read_again = 0, 0
         self._signature: Signature | None = None
         """The parameters whose laws are watched."""
+        self._outline: Outline | None = None
+        """What was compared last to see whether they are the same."""
         self._clock, self._inside, self._computed = time.perf_counter(), 0.0, 0.0
         self._boundary.attempt(STEP, self._listen)
         # Half of the budget: the other half is for laws.
@@ -468,6 +470,11 @@ class Monitor(RunResults):
         """Parameters were frozen, unfrozen, replaced or reshaped: read the laws of the model as it is now."""
         if self._signature is None or self._first is not None:
             return
+        identities = self._identities
+        now = outline(parts_of(self.model) if identities is None else identities.step.structure.parts)
+        if now == self._outline:
+            return
+        self._outline = now
         if signature(self.model) == self._signature:
             return
         alarm = orphan_alarm(self.model, self._optimizers, self._signature, self.count + 1)

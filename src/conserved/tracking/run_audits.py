@@ -174,7 +174,8 @@ class Audits:
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
         self._armed.enter_context(keys_seen(self._model, self._gauge.see))
         if self._terms is None:
-            self._terms = EpsilonTerms(self._model, self._laws)
+            group = layout_with(parts_of(self._model), self._layout).data_parallel
+            self._terms = EpsilonTerms(self._model, self._laws, group)
         if len(self._terms):
             self._terms.watch(self._armed)
             self._gauge.terms = self._terms

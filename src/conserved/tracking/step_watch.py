@@ -156,7 +156,8 @@ class StepWatch:
         before the pass of the step. A gradient that is added to stays one tensor and is written to once.
         """
         gradient = parameter.grad
-        if gradient is None or being_followed():
+        if gradient is None or being_followed() or getattr(parameter, "main_grad", None) is not None:
+            # Megatron's wrapper adds every gradient to a buffer and takes it away: nothing is discarded.
             return
         key, now = id(parameter), (id(gradient), gradient._version)
         before, self._accumulated[key] = self._accumulated.get(key), now

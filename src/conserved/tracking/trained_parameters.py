@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from conserved.alarm import Alarm
-from conserved.inference.live import parts_of
+from conserved.inference.live import ModelParts, parts_of
 
 Signature = tuple[Any, ...]
 """The identity, the shape and whether it is trained, of every parameter: laws depend on all of it."""
+
+Outline = tuple[Hashable, tuple[torch.Size, ...]]
+"""What is compared in every step, before the signature is."""
 
 
 def signature(model: nn.Module) -> Signature:
@@ -21,6 +26,11 @@ def signature(model: nn.Module) -> Signature:
     parameters = tuple((id(p), p.requires_grad, p.shape) for p in parts_of(model).parameters)
     # A batch norm in eval mode does not forget the scale of what it gets.
     return (*parameters, *((id(m), m.training) for m in model.modules() if isinstance(m, _BatchNorm)))
+
+
+def outline(parts: ModelParts) -> Outline:
+    """Return what stays the same as long as the signature does, in a tenth of the time; it may change more often."""
+    return parts.state, tuple(map(attrgetter("shape"), parts.parameters))
 
 
 def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Signature, step: int) -> Alarm | None:

@@ -26,7 +26,7 @@ PROGRAMS = (
     settings.schedule_twice, settings.underflow, settings.master_not_copied, settings.uphill,
     states.schedule_not_restored, states.state_in_another_order, states.prefix_mismatch, states.average_of_itself,
     states.flipped_buffer, states.statistics_reset, states.flipped_moment, states.one_state_lost,
-    states.momentum_cleared,
+    states.momentum_cleared, updates.swallowed,
 )  # fmt: skip
 """One program for each question that an identity asks."""
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from conserved.boundary import Boundary, Hook
 from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.model_structure import ModelStructure
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
 
 _CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -90,7 +91,7 @@ class DeclaredModes(StepIdentity):
             self._without_effect = f"{type(module).__name__} gives float32 where autocast to {_name(wanted)} is on"
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
-        training = _effective_mode(step.model, declared=module.training)
+        training = _effective_mode(step.structure, declared=module.training)
         if not torch.is_grad_enabled():
             self._ungraded += training
             self._half_switched |= training and not module.training
@@ -112,7 +113,7 @@ class DeclaredModes(StepIdentity):
             self._random = None
 
     def _begin_evaluation(self, step: TrainingStep, module: nn.Module) -> None:
-        if self._dropped or self._drops is not None or any(m.training for m in step.model.modules()):
+        if self._dropped or self._drops is not None or any(m.training for m in step.structure.modules):
             return
         if self._suspicious and not hasattr(module, "_orig_mod"):
             self._suspicious = False
@@ -150,7 +151,7 @@ class DeclaredModes(StepIdentity):
         modes, self._modes = self._modes, set()
         precisions, self._seen_autocast = self._seen_autocast, set()
         ungraded, self._ungraded = self._ungraded, 0
-        sensitive = _mode_matters(step.model)
+        sensitive = _mode_matters(step.structure)
         if modes == {False} and sensitive and self._training in (None, True):
             before = "" if self._training is None else ", after steps in train mode"
             step.report(
@@ -194,7 +195,9 @@ class DeclaredModes(StepIdentity):
 
     def _look_at_types(self, step: TrainingStep) -> None:
         """Report weights that have fewer bits than in the step before."""
-        now = {name: p.dtype for name, p in step.model.named_parameters() if p.requires_grad and p.is_floating_point()}
+        now = {
+            name: p.dtype for name, p in step.structure.parameters.items() if p.requires_grad and p.is_floating_point()
+        }
         before, self._types = self._types, now
         coarser = [n for n, kind in now.items() if n in before and torch.finfo(kind).eps > torch.finfo(before[n]).eps]
         if coarser:
@@ -242,24 +245,26 @@ def _switches() -> dict[str, Any]:
     }
 
 
-def _effective_mode(model: nn.Module, *, declared: bool) -> bool:
+def _effective_mode(structure: ModelStructure, *, declared: bool) -> bool:
     """Return whether a model acts as in training.
 
     All layers whose mode matters may be in another mode than the model itself. Some of them may be so on purpose:
     layers of a frozen part, norms that a loop switches one by one, and dropout that is left on to sample.
     """
-    children = [m.training for m in model.modules() if m is not model]
-    if not declared and children and all(children):
+    children = structure.modules[1:]
+    if not declared and children and all(m.training for m in children):
         return True
-    deliberate = _deliberately_switched(model)
-    layers = [m.training for m in model.modules() if _is_sensitive(m) and id(m) not in deliberate]
-    return declared and (not layers or any(layers))
+    layers = [m for m in structure.moded if _is_sensitive(m)]
+    if not declared or not layers or any(m.training for m in layers):
+        return declared
+    deliberate = _deliberately_switched(structure)
+    return all(id(m) in deliberate for m in layers)
 
 
-def _deliberately_switched(model: nn.Module) -> set[int]:
+def _deliberately_switched(structure: ModelStructure) -> set[int]:
     """Return layers in eval mode that belong to a frozen part, or whose own parent and siblings train."""
     found: set[int] = set()
-    for parent in model.modules():
+    for parent in structure.modules:
         parameters = list(parent.parameters())
         if not parent.training and parameters and not any(p.requires_grad for p in parameters):
             found.update(id(m) for m in parent.modules())
@@ -274,10 +279,10 @@ def _is_sensitive(module: nn.Module) -> bool:
     return isinstance(module, _NORMS) and bool(module.track_running_stats)
 
 
-def _mode_matters(model: nn.Module) -> str:
+def _mode_matters(structure: ModelStructure) -> str:
     """Return what depends on the mode of a model; empty if nothing does."""
     parts = []
-    modules = list(model.modules())
+    modules = structure.moded
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules):
         parts.append("dropout")
     if any(isinstance(m, _NORMS) and m.track_running_stats for m in modules):

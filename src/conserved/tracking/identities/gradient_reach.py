@@ -57,7 +57,7 @@ class GradientReach(StepIdentity):
 
     def _suspect(self, step: TrainingStep, held: set[int]) -> None:
         owners = {id(p): m for m in step.model.modules() for p in m.parameters(recurse=False)}
-        trained = [(name, p) for name, p in step.model.named_parameters() if p.requires_grad and id(p) in held]
+        trained = [(name, p) for name, p in step.structure.parameters.items() if p.requires_grad and id(p) in held]
         found = {id(p): (name, p, owners[id(p)]) for name, p in trained if p.grad is None}
         if len(found) == len(trained):
             # Nothing has a gradient: the step itself is at fault, not a part of the model.

@@ -67,12 +67,12 @@ class GradientSizes(StepIdentity):
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         rows = [
             (name, p.grad)
-            for name, p in step.model.named_parameters()
+            for name, p in step.structure.parameters.items()
             if id(p) in held and p.grad is not None and is_plain(p.grad)
         ]
         if rows:
             names = [name for name, _ in rows]
-            norms = [torch.linalg.vector_norm(local(gradient.detach())) for _, gradient in rows]
+            norms = torch._foreach_norm([local(gradient) for _, gradient in rows])
             numbers = torch.stack([norm.double().to(norms[0].device) for norm in norms])
             sizes = {name: gradient.numel() for name, gradient in rows}
             self._moving += any(bool(group.get("lr", 1.0)) for group in optimizer.param_groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -40,14 +41,14 @@ class HeldParameters(StepIdentity):
         self._ties: list[tuple[str, ...]] = []
         self._unused: list[str] = []
         self._unregistered: set[str] = set()
-        self._kept: set[tuple[str, int]] = set()
+        self._kept: list[tuple[str, weakref.ref[Tensor]]] = []
         """Trained tensors in attributes when watching began; activations that a stage receives come later."""
         self._idle = 0
         """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
 
     def begin(self, step: TrainingStep) -> None:
         self._ties = _tied_names(step.model)
-        self._kept = {(name, id(p)) for name, p in unregistered_tensors(step.model)}
+        self._kept = [(name, weakref.ref(p)) for name, p in unregistered_tensors(step.model)]
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_ties(step)
@@ -92,13 +93,10 @@ class HeldParameters(StepIdentity):
         step.report(StepFinding(code="not held", tensor=lost[0], others=tuple(lost[1:]), message=message))
 
     def _look_at_groups(self, step: TrainingStep) -> None:
-        own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.model.named_parameters()}
+        own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.structure.parameters.items()}
         registered = set(own)
-        own |= {
-            id(p): (name, p)
-            for name, p in unregistered_tensors(step.model)
-            if id(p) not in own and (name, id(p)) in self._kept
-        }
+        kept = [(name, reference()) for name, reference in self._kept]
+        own |= {id(p): (name, p) for name, p in kept if p is not None and id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
         if signature == self._signature:

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
-from conserved.tracking.identities.entry_samples import EntrySample, largest_by_tensor
+from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
     grouped_parameters,
     is_plain,
-    named_tensors,
 )
 
 _ENTRIES = 1 << 12
@@ -32,6 +31,8 @@ class _State:
     """Name of the parameter and key of each tensor."""
     sample: EntrySample
     after: Tensor
+    tensors: list[int]
+    """The identities of everything in the state."""
 
 
 class KeptState(StepIdentity):
@@ -52,14 +53,13 @@ class KeptState(StepIdentity):
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_lost(step, optimizer)
         kept = self._states.pop(id(optimizer), None)
-        if kept is None or not kept.sample.matches([t for _, _, t in _tensors(optimizer, {})]):
+        if kept is None or kept.tensors != _state_ids(optimizer):
             # Loaded, moved or converted: other tensors, of which nothing is known.
             return
         now = kept.sample.read()
         changed = ((kept.after != now) & ~(kept.after.isnan() & now.isnan())).double()
-        groups = kept.sample.spread(torch.arange(len(kept.labels), device=now.device))
-        counts = torch.zeros(len(kept.labels), dtype=torch.float64, device=now.device).scatter_add(0, groups, changed)
-        sizes = (largest_by_tensor(one.nan_to_num(1.0), kept.sample) for one in (kept.after, now))
+        counts = kept.sample.sums(changed)
+        sizes = (kept.sample.largest(one.nan_to_num(1.0)) for one in (kept.after, now))
         numbers = torch.stack((counts, *sizes), -1)
         step.read(numbers, lambda arrived: _judge(arrived, kept.labels, type(optimizer).__name__))
 
@@ -67,11 +67,11 @@ class KeptState(StepIdentity):
         if not step.thorough:
             return
         self._owners[id(optimizer)] = {id(p) for p in grouped_parameters(optimizer) if optimizer.state.get(p)}
-        rows = list(_tensors(optimizer, named_tensors(step.model, step.optimizers)))
+        rows = list(_tensors(optimizer, step.names()))
         if rows:
             sample = EntrySample.of([t for _, _, t in rows], step.number, _ENTRIES)
             labels = [(name, key) for name, key, _ in rows]
-            self._states[id(optimizer)] = _State(labels, sample, sample.read())
+            self._states[id(optimizer)] = _State(labels, sample, sample.read(), _state_ids(optimizer))
 
     def _look_at_lost(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report parameters whose state is gone while that of others is there."""
@@ -79,7 +79,7 @@ class KeptState(StepIdentity):
         own = [p for p in grouped_parameters(optimizer) if id(p) in before]
         lost = [p for p in own if not optimizer.state.get(p)]
         if lost and len(lost) < len(own):
-            names = named_tensors(step.model, step.optimizers)
+            names = step.names()
             listed = [names[id(p)] for p in lost]
             step.report(
                 StepFinding(
@@ -90,6 +90,12 @@ class KeptState(StepIdentity):
                     f"{step.number}, while that of other tensors is kept.",
                 )
             )
+
+
+def _state_ids(optimizer: Optimizer) -> list[int]:
+    """Return the identities of all values in the state of an optimizer's parameters."""
+    states = [optimizer.state.get(p) for p in grouped_parameters(optimizer)]
+    return [id(value) for state in states if state for value in state.values() if isinstance(value, Tensor)]
 
 
 def _tensors(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str, str, Tensor]]:

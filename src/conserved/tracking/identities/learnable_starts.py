@@ -38,7 +38,7 @@ class LearnableStarts(StepIdentity):
         held = {id(p) for p in grouped_parameters(optimizer)}
         rows = [
             (name, local(p.detach()), local(p.grad.detach()))
-            for name, p in step.model.named_parameters()
+            for name, p in step.structure.parameters.items()
             if id(p) in held and p.grad is not None and is_plain(p) and is_plain(p.grad)
         ]
         rows = [(name, p, g) for name, p, g in rows if p.ndim > 1 and p.shape[0] > 1 and p.numel() > p.shape[0]]

@@ -195,10 +195,10 @@ class LoopOrder(StepIdentity):
 
     def _look_at_scale(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report gradients with a scaler's factor in them, and gradients that were clipped with it in them."""
+        if not step.thorough and self._scaler() is None:
+            return
         gradients = [p.grad for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
         if not gradients or not on_host(gradients[0]) or getattr(optimizer, "grad_scale", None) is not None:
-            return
-        if not step.thorough and self._scaler() is None:
             return
         norm = float(nn.utils.get_total_norm([local(g) for g in gradients]))
         if not math.isfinite(norm) or norm == 0:
@@ -240,8 +240,10 @@ class LoopOrder(StepIdentity):
 
     def _look_at_schedulers(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report a scheduler that advances, of an optimizer that holds this model and does not step."""
+        if not objects.schedulers:
+            return
         own = {id(optimizer) for optimizer in step.optimizers}
-        held = step.held() | {id(p) for p in step.model.parameters()}
+        held = step.held() | {id(p) for p in step.structure.parameters.values()}
         for index, reference in enumerate(objects.schedulers):
             scheduler = reference()
             other = getattr(scheduler, "optimizer", None)
@@ -289,7 +291,8 @@ class LoopOrder(StepIdentity):
         """Report a copy of the model that is written to in every step and does not come nearer to the model."""
         for index, reference in enumerate(objects.copies):
             copy = reference()
-            if copy is None:
+            if copy is None or any(p.grad is not None for p in copy.parameters()):
+                # What has gradients is trained, and not an average.
                 continue
             pairs = [
                 (a, b)

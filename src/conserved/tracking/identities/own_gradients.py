@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,6 @@ from conserved.tracking.identities.step_identity import (
     TrainingStep,
     grouped_parameters,
     is_plain,
-    named_tensors,
     on_host,
 )
 
@@ -93,6 +93,8 @@ class OwnGradients(StepIdentity):
         self._step: weakref.ref[TrainingStep] | None = None
         self._listeners: dict[int, _Listener] = {}
         self._handles: list[Any] = []
+        self._owned: dict[int, list[tuple[_Listener, Tensor]]] = {}
+        """By optimizer, the listeners of its tensors."""
         self._optimizer: dict[int, int] = {}
         self._evaluations: dict[int, int] = {}
         """By optimizer that counts them, evaluations of its closure."""
@@ -110,7 +112,8 @@ class OwnGradients(StepIdentity):
 
     def _listen(self, step: TrainingStep) -> None:
         """Put hooks on the first, a middle and the last parameter of every optimizer."""
-        names = named_tensors(step.model, step.optimizers)
+        names = step.names()
+        self._owned.clear()
         for optimizer in step.optimizers:
             trained = [p for p in grouped_parameters(optimizer) if p.requires_grad and p.is_leaf and is_plain(p)]
             count = len(trained)
@@ -209,7 +212,7 @@ class OwnGradients(StepIdentity):
             other = seen.setdefault(gradient.data_ptr(), p)
             if other is p or other.data_ptr() == p.data_ptr() or not gradient.data_ptr():
                 continue
-            names = named_tensors(step.model, step.optimizers)
+            names = step.names()
             step.report(
                 StepFinding(
                     code="shared gradient",
@@ -222,7 +225,7 @@ class OwnGradients(StepIdentity):
             return
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        own = self._own(optimizer)
+        own = self._own(optimizer, again=True)
         self._notice_rescaled(step, optimizer, own)
         self._notice_shared(step, optimizer)
         stale = [one for one, _ in own if one.stale and one.arrivals]
@@ -326,13 +329,18 @@ class OwnGradients(StepIdentity):
                 )
             )
 
-    def _own(self, optimizer: Optimizer) -> list[tuple[_Listener, Tensor]]:
-        return [(self._listeners[id(p)], p) for p in grouped_parameters(optimizer) if id(p) in self._listeners]
+    def _own(self, optimizer: Optimizer, *, again: bool = False) -> list[tuple[_Listener, Tensor]]:
+        """Return the listeners of an optimizer's tensors; `again`: its groups may have changed since the last call."""
+        if again or id(optimizer) not in self._owned:
+            self._owned[id(optimizer)] = [
+                (self._listeners[id(p)], p) for p in grouped_parameters(optimizer) if id(p) in self._listeners
+            ]
+        return self._owned[id(optimizer)]
 
     def _notice_cleared(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report an optimizer that steps after gradients came and were cleared again."""
         came = [(one, p) for one, p in own if one.arrivals]
-        if not came or any(p.grad is not None for p in grouped_parameters(optimizer)):
+        if not came or any(p.grad is not None for _, p in came) or any(_gradients(optimizer)):
             gone = [
                 one
                 for one, p in came
@@ -413,6 +421,11 @@ class OwnGradients(StepIdentity):
                     + ". Clipping or scaling them belongs between backward() and step().",
                 )
             )
+
+
+def _gradients(optimizer: Optimizer) -> Iterator[bool]:
+    """Yield of each tensor of an optimizer whether it has a gradient."""
+    return (p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _entries(gradient: Tensor) -> Tensor:

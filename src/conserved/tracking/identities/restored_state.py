@@ -16,7 +16,6 @@ from conserved.tracking.identities.step_identity import (
     TrainingStep,
     grouped_parameters,
     is_plain,
-    named_tensors,
     on_host,
 )
 
@@ -38,7 +37,7 @@ class RestoredState(StepIdentity):
         """Return fingerprints of weights, buffers, optimizer state and rates, as plain numbers."""
         return {
             "tensors": _tensors(step.model),
-            "optimizers": [_optimizer(optimizer, named_tensors(step.model)) for optimizer in step.optimizers],
+            "optimizers": [_optimizer(optimizer, step.structure.names(())) for optimizer in step.optimizers],
             "schedules": _schedules(step),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,8 +52,9 @@ class SettingsInEffect(StepIdentity):
 
     def _look_at_switches(self, step: TrainingStep) -> None:
         """Look again whenever an attribute was added to a module or a parameter."""
-        modules, parameters = list(step.model.modules()), list(step.model.parameters())
-        signature = (*(len(vars(m)) for m in modules), -1, *(len(vars(p)) for p in parameters))
+        structure = step.structure
+        counts = (map(len, map(vars, part)) for part in (structure.modules, structure.parameters.values()))
+        signature = (*chain.from_iterable(counts),)
         if signature == self._signature:
             return
         self._signature = signature

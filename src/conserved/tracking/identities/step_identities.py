@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.registered_tensors import RegisteredTensors
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
+from conserved.tracking.identities.shared_tables import SharedTables
 from conserved.tracking.identities.spectral_vectors import SpectralVectors
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
@@ -50,6 +51,13 @@ SECONDS = 0.001
 """Seconds a step that they may take besides, where no budget is given."""
 
 
+_MOMENTS = (
+    "begin", "before_forward", "after_forward", "before_optimizer", "with_gradients", "after_optimizer", "after_step",
+    "close", "weights_loaded",
+)  # fmt: skip
+"""The methods of an identity that are told of a moment of a step."""
+
+
 class StepIdentities:
     """Asks every identity of a step its question, at the moments of the step, and collects what they find."""
 
@@ -65,6 +73,8 @@ class StepIdentities:
     ) -> None:
         self.step = TrainingStep(model=model, called=called, optimizers=list(optimizers))
         self.identities = list(standard_identities() if identities is None else identities)
+        self._asked = {moment: list(_overriding(self.identities, moment)) for moment in _MOMENTS}
+        """By moment of a step, the identities that it concerns: their methods, and the stages these run in."""
         self.seconds = dict.fromkeys((one.name for one in self.identities), 0.0)
         """Seconds that each identity took so far."""
         self.spoiled = False
@@ -98,6 +108,7 @@ class StepIdentities:
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step."""
         if is_outermost_step(optimizer):
+            self._boundary.attempt(FORWARD, self.step.look_at_structure)
             self.step.closure, self.step.thorough = closure, self._within_budget()
             self._ask("before_optimizer", optimizer)
             if closure:
@@ -129,6 +140,8 @@ class StepIdentities:
         """The loop has told the monitor of its step."""
         self._ask("after_step")
         self.step.receive()
+        while self.step.remarks:
+            self._boundary.remark(*self.step.remarks.pop())
         self._earned += self._allowance()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
@@ -170,17 +183,28 @@ class StepIdentities:
         return ", ".join(one.name for one in self.identities if not self._boundary.off(stage(one)))
 
     def _ask(self, moment: str, *args: Any) -> None:
-        for identity in self.identities:
-            if getattr(type(identity), moment) is getattr(StepIdentity, moment):
-                continue
-            # Time of this thread: a busy machine does not make the checks dearer.
-            began, found = time.thread_time(), len(self.step.findings)
-            self._boundary.attempt(stage(identity), getattr(identity, moment), self.step, *args)
-            self.seconds[identity.name] += time.thread_time() - began
-            self.spoiled = self.spoiled or (identity.spoils and len(self.step.findings) > found)
+        findings = self.step.findings
+        # Time of this thread: a busy machine does not make the checks dearer.
+        began = time.thread_time()
+        for identity, asked, own_stage in self._asked[moment]:
+            count = len(findings)
+            self._boundary.attempt(own_stage, asked, self.step, *args)
+            ended = time.thread_time()
+            self.seconds[identity.name] += ended - began
+            began = ended
+            self.spoiled = self.spoiled or (identity.spoils and len(findings) > count)
 
     def _within_budget(self) -> bool:
         return sum(self.seconds[one.name] for one in self.identities if not one.free) <= self._earned
+
+
+def _overriding(
+    identities: Iterable[StepIdentity], moment: str
+) -> Iterator[tuple[StepIdentity, Callable[..., None], str]]:
+    """Yield the identities that do something at a moment."""
+    for identity in identities:
+        if getattr(type(identity), moment) is not getattr(StepIdentity, moment):
+            yield identity, getattr(identity, moment), stage(identity)
 
 
 def stage(identity: StepIdentity) -> str:
@@ -196,6 +220,7 @@ def standard_identities() -> list[StepIdentity]:
         HeldParameters(),
         DeclaredModes(),
         EqualReplicas(),
+        SharedTables(),
         RestoredState(),
         GradientReach(),
         GradientSizes(),

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from conserved.moment import HostCopy
 from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.model_structure import ModelStructure
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 """The file that defines the wrapper of `step`."""
@@ -57,6 +58,9 @@ class TrainingStep:
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+    """What a reader of the status should know and nobody need be alarmed by: a subject, and a sentence about it."""
+    _structure: ModelStructure | None = None
     _awaited: list[tuple[int, HostCopy, Decide]] = field(default_factory=list)
 
     @property
@@ -67,6 +71,10 @@ class TrainingStep:
     def report(self, finding: StepFinding) -> None:
         """Keep a finding; it is about the step under way, unless it says another."""
         self.findings.append(finding if finding.step is not None else replace(finding, step=self.number))
+
+    def remark(self, subject: str, text: str) -> None:
+        """Keep a remark for the status of the monitor; a subject is remarked upon once in a run."""
+        self.remarks.append((subject, text))
 
     def read(self, numbers: Tensor, decide: Decide) -> None:
         """Hand numbers to `decide` once they are on the host; nothing waits for a GPU."""
@@ -97,10 +105,23 @@ class TrainingStep:
         pairs = itertools.combinations(self.batches, 2)
         return len(self.batches) < min(self.passes, _BATCHES) or any(torch.equal(a, b) for a, b in pairs)
 
+    @property
+    def structure(self) -> ModelStructure:
+        """Modules, parameters and names of the model, as they were at the beginning of this moment of the step."""
+        return self._structure or self.look_at_structure()
+
+    def look_at_structure(self) -> ModelStructure:
+        """Notice whether the model has changed: called at the moments at which a loop may have changed it."""
+        self._structure = ModelStructure.of(self.model, self._structure)
+        return self._structure
+
+    def names(self) -> dict[int, str]:
+        """Return the names of the model's parameters by identity, and of what optimizers hold besides."""
+        return self.structure.names(self.optimizers)
+
     def holds_nothing_of_model(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has no tensor that the model has and that is trained."""
-        own = {id(p) for p in self.model.parameters() if p.requires_grad}
-        return own.isdisjoint(map(id, grouped_parameters(optimizer)))
+        return self.structure.trained.isdisjoint(map(id, grouped_parameters(optimizer)))
 
     def held(self) -> set[int]:
         """Return the identities of all tensors that the watched optimizers step."""
@@ -183,15 +204,6 @@ def is_outermost_step(optimizer: Optimizer) -> bool:
     return calls < 2
 
 
-def named_tensors(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> dict[int, str]:
-    """Return the names of a model's parameters by identity, and of what optimizers hold besides."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    for number, optimizer in enumerate(optimizers):
-        for index, p in enumerate(grouped_parameters(optimizer)):
-            names.setdefault(id(p), f"tensor {index} of {type(optimizer).__name__}" + (f" {number}" if number else ""))
-    return names
-
-
 def on_host(tensor: Tensor) -> bool:
     """Return whether reading a tensor does not wait for a device."""
     return tensor.device.type != "cuda"
@@ -200,6 +212,11 @@ def on_host(tensor: Tensor) -> bool:
 def is_plain(tensor: Tensor) -> bool:
     """Return whether entries of a tensor can be sampled: real, dense, and held by this process alone."""
     return tensor.layout == torch.strided and not tensor.is_complex() and tensor.is_floating_point()
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Return whether other processes may write to a tensor; `Tensor.is_shared` takes ten times as long."""
+    return tensor.device.type == "cpu" and tensor.untyped_storage().is_shared()
 
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from conserved.symmetry.view import local
-from conserved.tracking.identities.entry_samples import EntrySample, join, largest_by_tensor
+from conserved.symmetry.view import local, local_as
+from conserved.tracking.identities.entry_samples import EntrySample, join
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, named_tensors
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared
 
 _RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far an update may be from the rule's, relative to the largest of its tensor, by type of the weights.
@@ -27,11 +27,24 @@ operations. Float16 is left out: squares of small gradients underflow there.
 _SPACINGS = 8.0
 """How many spacings of its stored value a weight may be off besides."""
 
+PRECISION = "precision"
+"""What remarks about the coarseness of weights are filed under."""
+
 _STEADY = 0.9
 """Share of the largest rate so far from which on a rate is at its height: ends of schedules move little."""
 
 _LANDED = 0.1
-"""The share of entries that should have moved and did, below which low precision has swallowed a whole step."""
+"""The share of weights that move in a step below which the coarseness of bfloat16 is remarked."""
+
+_NOTHING = 1e-3
+"""The share of weights that move in a step below which nothing lands.
+
+A weight that moves once in a thousand steps is not trained by any run of usual length. Fine-tuning of bfloat16 weights
+at common rates moves 1 to 10 % of them in a step, and works.
+"""
+
+_STANDING = 6
+"""Steps in a row without an effect that are an alarm: the first five steps of RAdam are small by its rule."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +78,8 @@ class UpdateRule(StepIdentity):
         """By tensor of an optimizer without a rule, the steps in a row in which it did not move."""
         self._rates: dict[tuple[int, int], tuple[float, float]] = {}
         """By optimizer and group, the last rate and the largest."""
+        self._standing: dict[tuple[int, int], tuple[int, int]] = {}
+        """By optimizer and group, how many steps in a row nothing landed, and the first of them."""
         self._followed: set[str] = set()
         """Tensors of optimizers with a `step` of their own whose updates were those of the base class's rule."""
         self.without_rule: set[str] = set()
@@ -88,23 +103,22 @@ class UpdateRule(StepIdentity):
         self._groups[id(optimizer)] = [group for group in groups if group is not None]
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        names = named_tensors(step.model, step.optimizers)
         for group in self._groups.pop(id(optimizer), []):
-            self._compare(step, optimizer, group, names)
+            self._compare(step, optimizer, group, step.names())
         if id(optimizer) in self._unmoved:
-            self._look_at_unruled(step, optimizer, names)
+            self._look_at_unruled(step, optimizer, step.names())
 
     def restart(self) -> None:
         self._groups.clear()
         self._unmoved.clear()
 
     def _compare(self, step: TrainingStep, optimizer: Optimizer, group: _Group, names: Mapping[int, str]) -> None:
-        gradients = [p.grad for p in group.sample.tensors]
+        gradients = [_own_gradient(p) for p in group.sample.tensors]
         rule = rule_for(optimizer)
-        if rule is None or any(g is None or not is_plain(g) for g in gradients):
+        if rule is None or any(g is None for g in gradients):
             # A closure did not reach some of them: their state was not used.
             group = _only_with_gradient(group)
-            gradients = [p.grad for p in group.sample.tensors]
+            gradients = [_own_gradient(p) for p in group.sample.tensors]
         if rule is None or not gradients:
             return
         with torch.no_grad():
@@ -114,14 +128,39 @@ class UpdateRule(StepIdentity):
         own_names = [names[id(p)] for p in group.sample.tensors]
         kinds = [p.dtype for p in group.sample.tensors]
         cause = f"{type(optimizer).__name__}'s rule"
-        steady = self._is_steady(id(optimizer), group)
-        certain = rule[1]
+        coarse = self._is_steady(id(optimizer), group) and torch.bfloat16 in kinds
+        certain, key, number = rule[1], (id(optimizer), group.index), step.number
 
         def decide(arrived: Tensor) -> Iterator[StepFinding]:
             if certain or self._seems_to_follow(own_names, arrived):
-                yield from _judge(arrived, own_names, kinds, cause, steady=steady)
+                findings = list(_judge(arrived, own_names, cause))
+                yield from findings
+                if coarse and not any(finding.code == "did not land" for finding in findings):
+                    yield from self._look_at_coarse(step, number, key, _coarse_rows(arrived, own_names, kinds))
 
         step.read(numbers, decide)
+
+    def _look_at_coarse(
+        self, step: TrainingStep, number: int, group: tuple[int, int], rows: Sequence[tuple[list[float], str]]
+    ) -> Iterator[StepFinding]:
+        """Remark that most updates are below the spacing of the weights; yield a finding if nothing lands at all."""
+        asked = sum(row[6] for row, _ in rows)
+        share = sum(row[5] for row, _ in rows) / asked if asked else 1.0
+        if share < _LANDED:
+            step.remark(
+                PRECISION,
+                f"{1 - share:.1%} of the bfloat16 weights with an update did not change in step {number}, because it "
+                "is below their spacing; master weights in float32 or stochastic rounding would keep it",
+            )
+        # Biases that began at zero are small for long, so that all of their updates land.
+        standing = [(row, name) for row, name in rows if 2 * row[5] < row[6]]
+        moved, rest = sum(row[5] for row, _ in standing), sum(row[6] for row, _ in standing)
+        count, first = self._standing.get(group, (0, number))
+        nothing = 2 * rest > asked and moved < _NOTHING * rest
+        count, first = (count + 1, first) if nothing else (0, number + 1)
+        self._standing[group] = (count, first)
+        if count == _STANDING:
+            yield _swallowed(standing, moved / rest, first, number)
 
     def _seems_to_follow(self, names: Sequence[str], numbers: Tensor) -> bool:
         """Return whether a subclass with a `step` of its own follows its base class's rule but for a few tensors.
@@ -158,13 +197,13 @@ class UpdateRule(StepIdentity):
     def _look_at_unruled(self, step: TrainingStep, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         """Ask of an optimizer whose rule is not known only whether weights moved, and only twice in a row."""
         sample, before, rates = self._unmoved.pop(id(optimizer))
-        if any(p.grad is None or not is_plain(p.grad) for p in sample.tensors):
+        if any(_own_gradient(p) is None for p in sample.tensors):
             return
         made = sample.read() - before
-        moved = largest_by_tensor(made, sample)
-        slope = sample.read([p.grad for p in sample.tensors if p.grad is not None])
-        gradient = largest_by_tensor(slope, sample)
-        spacing = largest_by_tensor(before, sample) * torch.finfo(torch.float32).eps
+        moved = sample.largest(made)
+        slope = sample.read([g for p in sample.tensors if (g := _own_gradient(p)) is not None])
+        gradient = sample.largest(slope)
+        spacing = sample.largest(before) * torch.finfo(torch.float32).eps
         rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
         # Steps are about the rate, or the rate times the gradient; far above the spacing, either would show.
         visible = (rate * gradient.clamp_max(1.0) > 1e3 * spacing) & (gradient > 0) & gradient.isfinite()
@@ -181,8 +220,7 @@ class UpdateRule(StepIdentity):
 
         step.read((moved == 0) & visible, decide)
         if not step.closure and not any(group.get("maximize") for group in optimizer.param_groups):
-            along = [part.sum() for part in sample.per_tensor(made * slope)]
-            uphill = torch.stack(along) > 0
+            uphill = sample.sums(made * slope) > 0
             step.read(uphill.double(), lambda arrived: self._look_uphill(arrived, own_names, optimizer, step.number))
 
     def _look_uphill(
@@ -221,7 +259,7 @@ def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: i
         for p in options["params"]
         if is_plain(p)
         and p.dtype in _RELATIVE
-        and not p.is_shared()
+        and not is_shared(p)
         and local(p).numel()
         and (closure or (p.grad is not None and is_plain(p.grad)))
     ]
@@ -235,7 +273,7 @@ def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: i
     first = sample.read()
     fresh = torch.tensor([not _has_state(state, rule, options) for state in states], device=device)
     read = {key: _state_entries(sample, states, key, shared=key in rule.shared) for key in rule.keys(options)}
-    counts = torch.stack([torch.as_tensor(state.get("step", 0.0), dtype=torch.float64).to(device) for state in states])
+    counts = _shared_numbers([state.get("step", 0.0) for state in states], device)
     before = GroupEntries(
         theta=first,
         gradient=first,
@@ -256,17 +294,23 @@ def _state_entries(sample: EntrySample, states: Sequence[Mapping[str, Any]], key
     """Return entries of one part of the state; zeros where it is not there yet."""
     device = sample.tensors[0].device
     if shared:
-        values = [torch.as_tensor(state.get(key, 0.0), dtype=torch.float64).to(device) for state in states]
-        return sample.spread(torch.stack(values))
+        return sample.spread(_shared_numbers([state.get(key, 0.0) for state in states], device))
     if all(isinstance(state.get(key), Tensor) for state in states):
         return sample.read([state[key] for state in states])
     parts = []
     for index, state in enumerate(states):
-        own = EntrySample((sample.tensors[index],), (sample.strides[index],), (sample.sizes[index],), sample.number)
+        own = sample.part([index])
         value = state.get(key)
         absent = torch.zeros(sample.sizes[index], dtype=torch.float64, device=device)
         parts.append(own.read([value]) if isinstance(value, Tensor) else absent)
     return join(parts)
+
+
+def _shared_numbers(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Return one number of each tensor's state as a vector."""
+    if all(isinstance(value, Tensor) and value.dtype == torch.float32 and value.ndim == 0 for value in values):
+        return torch.stack(list(values)).to(device=device, dtype=torch.float64)
+    return torch.stack([torch.as_tensor(value, dtype=torch.float64).to(device) for value in values])
 
 
 def _number(value: Any) -> Any:
@@ -285,21 +329,22 @@ def _with_gradient(entries: GroupEntries, gradient: Tensor) -> GroupEntries:
     )
 
 
+def _own_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of what this process holds of a parameter; None if there is none that can be sampled."""
+    gradient = parameter.grad
+    return None if gradient is None or not is_plain(gradient) else local_as(gradient.detach(), parameter)
+
+
 def _only_with_gradient(group: _Group) -> _Group:
     """Return the part of a group whose tensors have a gradient after the step."""
-    kept = [i for i, p in enumerate(group.sample.tensors) if p.grad is not None and is_plain(p.grad)]
+    kept = [i for i, p in enumerate(group.sample.tensors) if _own_gradient(p) is not None]
     whole = group.sample
 
     def narrow(entries: Tensor) -> Tensor:
         parts = whole.per_tensor(entries)
         return torch.cat([parts[i] for i in kept]) if kept else entries[:0]
 
-    sample = EntrySample(
-        tuple(whole.tensors[i] for i in kept),
-        tuple(whole.strides[i] for i in kept),
-        tuple(whole.sizes[i] for i in kept),
-        whole.number,
-    )
+    sample = whole.part(kept)
     old = group.before
     before = GroupEntries(
         theta=narrow(old.theta),
@@ -316,44 +361,32 @@ def _evidence(sample: EntrySample, before: Tensor, after: Tensor, expected: Tens
     """Return a row of numbers for each tensor.
 
     How far its update is from the rule's, over what is allowed; entries that had to move and did; that had to move; the
-    length of the update along the expected one; the largest expected; entries with any update that moved; with any.
+    length of the update along the expected one; the largest expected; entries other than 0 with any update that moved;
+    with any. Any update moves a weight that is 0, however small it is.
     """
     eps = torch.tensor([torch.finfo(p.dtype).eps for p in sample.tensors], dtype=torch.float64, device=before.device)
     relative = torch.tensor([_RELATIVE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device)
     wanted, made = expected - before, after - before
-    largest = largest_by_tensor(wanted, sample)
+    largest = sample.largest(wanted)
     spacing = sample.spread(eps) * torch.maximum(before.abs(), expected.abs())
     tolerance = _SPACINGS * spacing + sample.spread(relative * largest)
     excess = ((after - expected).abs() / tolerance.clamp_min(1e-300)).nan_to_num(0.0, 0.0, 0.0)
     # Entries whose expected update rounds to another stored value for sure.
     driven = (wanted.abs() > spacing).double()
-    moved, asked = (made != 0).double(), (wanted != 0).double()
-    parts = (moved * driven, driven, made * wanted, wanted.square(), moved * asked, asked)
-    totals = [_sum_by_tensor(part, sample) for part in parts]
+    moved, asked = (made != 0).double(), ((wanted != 0) & (before != 0)).double()
+    totals = sample.sums(torch.stack((moved * driven, driven, made * wanted, wanted.square(), moved * asked, asked)))
     ratio = totals[2] / totals[3].clamp_min(1e-300)
-    return torch.stack((largest_by_tensor(excess, sample), totals[0], totals[1], ratio, largest, *totals[4:]), -1)
+    return torch.stack((sample.largest(excess), totals[0], totals[1], ratio, largest, *totals[4:]), -1)
 
 
-def _sum_by_tensor(entries: Tensor, sample: EntrySample) -> Tensor:
-    return torch.stack([part.sum() for part in sample.per_tensor(entries)])
-
-
-def _judge(
-    numbers: Tensor, names: Sequence[str], kinds: Sequence[torch.dtype], rule: str, *, steady: bool
-) -> Iterator[StepFinding]:
+def _judge(numbers: Tensor, names: Sequence[str], rule: str) -> Iterator[StepFinding]:
     """Yield what is wrong with the updates of one group."""
-    rows = [
-        (row, name, kind)
-        for row, name, kind in zip(numbers.tolist(), names, kinds, strict=True)
-        if all(map(_finite, row)) and row[4] > 0
-    ]
-    wrong = [(row, name, kind) for row, name, kind in rows if row[0] > 1]
-    lost = [name for row, name, _ in wrong if row[1] == 0 and row[2] > 0]
+    rows = [(row, name) for row, name in zip(numbers.tolist(), names, strict=True) if _usable(row)]
+    wrong = [(row, name) for row, name in rows if row[0] > 1]
+    lost = [name for row, name in wrong if row[1] == 0 and row[2] > 0]
     if lost:
         yield _lost(lost, len(rows), rule)
-    if steady and not lost:
-        yield from _swallowed([(row, name) for row, name, kind in rows if kind == torch.bfloat16])
-    other = sorted((-row[0], name, row[3]) for row, name, _ in wrong if row[1] > 0)
+    other = sorted((-row[0], name, row[3]) for row, name in wrong if row[1] > 0)
     if other:
         excess, worst, ratio = other[0]
         others = tuple(name for _, name, _ in other[1:])
@@ -368,20 +401,29 @@ def _judge(
         )
 
 
-def _swallowed(rows: Sequence[tuple[list[float], str]]) -> Iterator[StepFinding]:
-    """Yield a finding if weights of few bits swallow the whole step."""
-    moved, asked = sum(row[5] for row, _ in rows), sum(row[6] for row, _ in rows)
-    if asked and moved < _LANDED * asked:
-        yield StepFinding(
-            code="swallowed",
-            tensor=rows[0][1],
-            others=tuple(name for _, name in rows[1:]),
-            value=moved / asked,
-            limit=_LANDED,
-            message=f"Updates did not land: {1 - moved / asked:.1%} of the weights with an update did "
-            "not change, because "
-            "it is below the spacing of bfloat16. Keep master weights in float32, or round stochastically.",
-        )
+def _usable(row: Sequence[float]) -> bool:
+    """Return whether the evidence about a tensor is finite and an update is expected."""
+    return all(map(math.isfinite, row)) and row[4] > 0
+
+
+def _coarse_rows(numbers: Tensor, names: Sequence[str], kinds: Sequence[torch.dtype]) -> list[tuple[list[float], str]]:
+    """Return the evidence about weights in bfloat16."""
+    rows = zip(numbers.tolist(), names, kinds, strict=True)
+    return [(row, name) for row, name, kind in rows if kind == torch.bfloat16 and _usable(row)]
+
+
+def _swallowed(rows: Sequence[tuple[list[float], str]], share: float, first: int, last: int) -> StepFinding:
+    return StepFinding(
+        code="swallowed",
+        tensor=rows[0][1],
+        others=tuple(name for _, name in rows[1:]),
+        value=share,
+        limit=_NOTHING,
+        step=first,
+        message=f"Updates did not land: in {_STANDING} steps, {first} to {last}, next to no weight with an update "
+        "changed, because it is below the spacing of bfloat16. Keep master weights in float32, or round "
+        "stochastically.",
+    )
 
 
 def _in_words(ratio: float) -> str:
@@ -402,7 +444,3 @@ def _lost(lost: Sequence[str], count: int, rule: str) -> StepFinding:
         message=f"The update did not land in {where}: there is a gradient, {rule} gives an update, and after "
         "optimizer.step() no weight has changed. Does the step write to a copy, or was it skipped?",
     )
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
