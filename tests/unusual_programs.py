@@ -72,23 +72,6 @@ def lookahead_that_resets_momentum() -> Monitor:
 
 
 @program
-def scheduler_of_micro_batches() -> Monitor:
-    """A schedule that counts micro-batches, stepped for each of them."""
-    model = mlp()
-    optimizer = adamw(model)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + 0.01 * n))
-    with Monitor(model, optimizer) as monitor:
-        for number in range(48):
-            (classify(model) / 4).backward()
-            scheduler.step()
-            if number % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
-                monitor.step()
-    return monitor
-
-
-@program
 def linear_probe_in_eval_mode() -> Monitor:
     """A frozen backbone in eval mode, a trained head."""
     model = ConvNet()

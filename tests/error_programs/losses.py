@@ -103,7 +103,8 @@ def unnormalised_soft_labels(wrong: bool) -> Monitor:
     return train(model, adam(model), loss)
 
 
-@case("a language model predicts its own input: labels are not shifted", "loop", words="label|shift|input", at=1)
+@case("a language model predicts its own input: labels are not shifted", "loop", words="label|shift|input", at=1,
+      how="intent", why="Autoencoders do; the start-up line says so.", line="labels are the inputs")  # fmt: skip
 def labels_not_shifted(wrong: bool) -> Monitor:
     def loss(model: nn.Module) -> Tensor:
         x, y = tokens()
@@ -187,7 +188,8 @@ def policy_ratio_of_itself(wrong: bool) -> Monitor:
     return train(model, adam(model), loss)
 
 
-@case("every step trains on the first batch", "loop", words="same batch|same data", at=2)
+@case("every step trains on the first batch", "loop", words="same batch|same data", at=2, how="intent",
+      why="Overfitting one batch is a test that people make; the closing line says so.", line="same batch")  # fmt: skip
 def first_batch_for_ever(wrong: bool) -> Monitor:
     data = torch.utils.data.TensorDataset(torch.randn(64, 6), torch.randint(4, (64,)))
     loader = torch.utils.data.DataLoader(data, batch_size=8)

@@ -258,7 +258,8 @@ def group_left_behind(wrong: bool) -> Monitor:
     return train(model, optimizer, loss, before=restart)
 
 
-@case("maximize=True is left on", "loop", "update", words="maximi", at=1)
+@case("maximize=True is left on", "loop", "update", words="maximi", at=1, how="intent",
+      why="Rewards are maximized; the start-up line says so.", line="the loss is maximized")  # fmt: skip
 def maximize_left_on(wrong: bool) -> Monitor:
     model = mlp()
     return train(model, adamw(model, maximize=wrong))

@@ -104,7 +104,9 @@ def checkpointed_adapters(wrong: bool) -> Monitor:
     return train(model, adamw([p for p in model.parameters() if p.requires_grad]))
 
 
-@case("a top-1 router uses indices only and gets no gradient", "loop", "gradient", words="gradient", at=1)
+@case("a top-1 router uses indices only and gets no gradient", "loop", "gradient", words="gradient", at=1, how="intent",
+      why="Small parts without a gradient are common, as unused heads; the start-up line names them.",
+      line="no gradient for router.weight")  # fmt: skip
 def router_without_gradient(wrong: bool) -> Monitor:
     class Experts(nn.Module):
         def __init__(self) -> None:
@@ -205,7 +207,8 @@ def parameter_made_anew(wrong: bool) -> Monitor:
 
 
 @case("Embedding.from_pretrained freezes vectors that should be trained", "loop", words="frozen|requires_grad|no grad",
-      at=1)  # fmt: skip
+      at=1, how="intent", why="Frozen tensors in an optimizer are common; the start-up line names them.",
+      line="frozen and in an optimizer: embedding.weight")  # fmt: skip
 def pretrained_embedding_frozen(wrong: bool) -> Monitor:
     model = Decoder()
     vectors = torch.randn(23, 16)
@@ -268,7 +271,9 @@ def positions_all_zero(wrong: bool) -> Monitor:
     return train(model, adamw(model.parameters()), loss)
 
 
-@case("batch norms of a frozen backbone go on averaging", "loop", words="frozen|running|buffer|eval", at=1)
+@case("batch norms of a frozen backbone go on averaging", "loop", words="frozen|running|buffer|eval", at=1,
+      how="intent", why="Adapting statistics to new data is a method; the start-up line names the norms.",
+      line="statistics of frozen norms move")  # fmt: skip
 def frozen_statistics_move(wrong: bool) -> Monitor:
     model = ConvNet()
     model.body.requires_grad_(False)
@@ -305,7 +310,7 @@ def detached_at_every_position(wrong: bool) -> Monitor:
 
 
 @case("one layer object stands for all layers of a stack", "loop", words="shared|same module|tied", at=1, how="intent",
-      why="Layers that share weights are an architecture too.")  # fmt: skip
+      why="Layers that share weights are an architecture too; the start-up line says so.", line="tied: ")  # fmt: skip
 def one_layer_for_all(wrong: bool) -> Monitor:
     layer = nn.Linear(6, 6)
     layers = [layer] * 3 if wrong else [nn.Linear(6, 6) for _ in range(3)]

@@ -63,6 +63,8 @@ class GradientReach(StepIdentity):
             # Nothing has a gradient: the step itself is at fault, not a part of the model.
             return
         self._suspects |= found
+        if found:
+            step.notes.append(f"no gradient for {name_tensors([name for name, _, _ in found.values()], 2)}")
         hook = Hook(Boundary(logs=False), "reach", self._note)
         for module in {id(m): m for _, _, m in found.values()}.values():
             self._handles.append(module.register_forward_hook(hook))

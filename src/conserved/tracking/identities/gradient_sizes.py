@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterator
 from statistics import median
@@ -33,6 +34,8 @@ _NORMAL = 1.4826
 
 _ZEROS = 3
 """Steps in a row that a gradient is zero before that is said: a batch may leave a part of a model out."""
+
+_DIGITS = re.compile(r"\d+")
 
 _SHARE = 0.25
 """Share of an optimizer's entries without any gradient since the start that is more than a part not used yet."""
@@ -80,7 +83,7 @@ class GradientSizes(StepIdentity):
             step.read(numbers, lambda arrived: self._judge(names, arrived, step.number, sizes, moving))
 
     def _judge(
-        self, names: list[str], numbers: Tensor, number: int, sizes: dict[str, int], moving: int
+        self, names: list[str], numbers: Tensor, number: int, sizes: dict[str, int] | None = None, moving: int = 0
     ) -> Iterator[StepFinding]:
         norms = dict(zip(names, numbers.tolist(), strict=True))
         logs = {name: math.log(norm) for name, norm in norms.items() if norm > 0 and math.isfinite(norm)}
@@ -98,7 +101,7 @@ class GradientSizes(StepIdentity):
             if deviation > max(_SIGMAS * sigma, _FACTOR):
                 out.append((deviation, name))
         yield from self._dead(norms, number)
-        yield from self._never_alive(norms, number, sizes, moving)
+        yield from self._never_alive(norms, number, sizes or {}, moving)
         for name, value in logs.items():
             self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
         if out and 2 * len(out) <= len(logs):
@@ -156,7 +159,13 @@ class GradientSizes(StepIdentity):
         """Yield a large part of the model whose gradient was exactly zero in every one of the first steps."""
         if moving != _ZEROS or not any(norms.values()):
             return
-        never = [name for name, norm in norms.items() if norm == 0 and self._zeros.get(name, 0) >= _ZEROS]
+        # Of experts that take turns, some have a gradient.
+        alive = {(_DIGITS.sub("#", name), sizes[name]) for name, norm in norms.items() if norm}
+        never = [
+            name
+            for name, norm in norms.items()
+            if norm == 0 and self._zeros.get(name, 0) >= _ZEROS and (_DIGITS.sub("#", name), sizes[name]) not in alive
+        ]
         if sum(sizes[name] for name in never) >= _SHARE * sum(sizes.values()):
             yield StepFinding(
                 code="zero gradient",

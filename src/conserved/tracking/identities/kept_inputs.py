@@ -15,6 +15,10 @@ _STEPS = 8
 """Steps with a pass that writes to its inputs after which it is no longer asked whether they come again."""
 
 
+_ALIKE = 4
+"""Steps that are compared for having the same batch."""
+
+
 class KeptInputs(StepIdentity):
     """Compares the versions of inputs before and after a pass, and looks for the same memory in later passes.
 
@@ -30,6 +34,8 @@ class KeptInputs(StepIdentity):
         self._written: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """By tensor, or the tensor it is a part of, that a pass wrote to: it, and its version then."""
         self._steps = 0
+        self._batches: list[Tensor] = []
+        """Entries of the inputs of the first steps."""
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         if self._steps >= _STEPS or not torch.is_grad_enabled():
@@ -51,6 +57,17 @@ class KeptInputs(StepIdentity):
                     )
                 )
                 return
+
+    def after_step(self, step: TrainingStep) -> None:
+        """Remark on a run whose first steps all have the same batch."""
+        if step.number <= _ALIKE and len(step.batches) == 1:
+            self._batches.append(step.batches[0])
+        if step.number == _ALIKE and len(self._batches) == _ALIKE:
+            first, *others = self._batches
+            if all(first.shape == other.shape and torch.equal(first, other) for other in others):
+                step.notes.append(f"the first {_ALIKE} steps have the same batch")
+        if step.number >= _ALIKE:
+            self._batches = []
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         before, self._before = self._before, []

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.slow_weights import SlowWeights
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared, on_host
 
 _SPACINGS = 16.0
@@ -30,6 +31,9 @@ _MOST_CHECKSUMS = 1 << 21
 
 _BUFFER = 1 << 16
 """Entries of a buffer up to which its bits are added up."""
+
+_FIRST = 3
+"""Steps at the start, and after a write by the loop, in which weights are compared right after the step."""
 
 _CONSTANT = 2
 """Steps for which a buffer has to be the same before a change is said."""
@@ -57,12 +61,22 @@ class OutsideWrites(StepIdentity):
         self._turn = 0
         self._frozen: tuple[list[str], EntrySample, Tensor] | None = None
         self.notes: list[str] = []
+        self._slow: SlowWeights | None = None
         self._buffers: dict[str, tuple[Tensor, Tensor, int]] = {}
         """Buffers, their checksums after the last step, and their versions."""
         self._constant: dict[str, int] = {}
         """Steps in a row for which a buffer has had the same bits."""
         self._counts: dict[str, int] = {}
         """By batch norm, how many batches it has seen."""
+
+    def begin(self, step: TrainingStep) -> None:
+        """Note the weights of the start, in the order in which they are remembered after a step."""
+        held = step.held()
+        tensors = [
+            p for p in step.structure.parameters.values() if _comparable(p) and (id(p) in held or not p.requires_grad)
+        ]
+        if tensors and all(p.device == tensors[0].device for p in tensors):
+            self._slow = SlowWeights(tensors)
 
     def restart(self) -> None:
         self._sample, self._after, self._sums, self._frozen = None, None, [], None
@@ -132,8 +146,12 @@ class OutsideWrites(StepIdentity):
         self._buffers = {name: (b, _checksum(b), b._version) for name, b in found.items()}
 
     def after_step(self, step: TrainingStep) -> None:
-        """Look at once if the versions of weights say that something wrote to them after the step."""
-        if self._sample is not None and self._versions != [p._version for p in self._sample.tensors]:
+        """Look at once if something may have written to weights after the step.
+
+        Versions say so, but for writes to `.data`, which loops that have such a habit make in every step.
+        """
+        habit = step.number <= _FIRST or step.rewritten >= step.number - _FIRST > 0
+        if self._sample is not None and (habit or self._versions != [p._version for p in self._sample.tensors]):
             self._compare(step)
             if step.thorough:
                 self._remember(step)
@@ -158,6 +176,10 @@ class OutsideWrites(StepIdentity):
         self._trained, self._kinds = [p.requires_grad for p in tensors], [p.dtype for p in tensors]
         self._sample = EntrySample.of(tensors, step.number)
         self._after = self._sample.read()
+        if self._slow is not None and self._slow.knows(tensors):
+            self._slow.remember()
+        else:
+            self._slow = None
         self._versions = [p._version for p in tensors]
         left = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
         for offset in range(len(pairs)):
@@ -217,6 +239,11 @@ class OutsideWrites(StepIdentity):
         frozen = [i for i in written if not trained[i]]
         if written and not free and any(trained[i] for i in written):
             self.notes.append(f"step {step.number}: weights are clamped or normalised after a step")
+            step.rewritten = sample.number
+        if len(free) == sum(trained) and self._slow is not None and self._slow.drawn_back():
+            self.notes.append(f"step {step.number}: weights are drawn back to slow ones, as by Lookahead")
+            step.rewritten = sample.number
+            return
         if free:
             worst = max(free, key=lambda i: rows[i][0] / max(rows[i][1], 1e-300))
             listed = [names[i] for i in free if i != worst]

@@ -27,6 +27,9 @@ from conserved.tracking.identities.step_identity import (
 _WATCHED = 3
 """Parameters whose accumulation is listened to: what clears gradients clears all of them."""
 
+_DISCARDED, _DISCARDED_ELSEWHERE = 2, 8
+"""Steps in a row after which gradients cleared before use are reported: passes of one line, and of several."""
+
 _SAMPLE = 64
 """Entries of a gradient that tell it from another."""
 
@@ -98,6 +101,8 @@ class OwnGradients(StepIdentity):
         self._optimizer: dict[int, int] = {}
         self._evaluations: dict[int, int] = {}
         """By optimizer that counts them, evaluations of its closure."""
+        self._combines: set[int] = set()
+        """Optimizers that stepped with something else than the last of several gradients."""
         self._others: dict[int, int] = {}
         """By optimizer, steps of other optimizers since its own."""
 
@@ -268,7 +273,7 @@ class OwnGradients(StepIdentity):
         )
 
     def _notice_discarded(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
-        """Report a step that uses only the last of several backward passes, twice in a row.
+        """Report steps in a row that use only the last of several backward passes.
 
         Adversarial training clears gradients too, of passes whose inputs require one, and some loops those of a first
         pass over the same batch. Loops that combine gradients by hand step with something else than the last one.
@@ -279,15 +284,20 @@ class OwnGradients(StepIdentity):
             for one, p in came
         )
         usual = last and not step.differentiable and step.passes >= came[0][0].arrivals and not step.repeats_batches
+        if came and not last and any(one.cleared for one, _ in came):
+            # The loop combines gradients that it keeps itself.
+            self._combines.add(id(optimizer))
         for one, _ in own:
             one.discarding = one.discarding + 1 if usual else 0
-        if usual and came[0][0].discarding == 2:
+        # A pass called from another line may be for a memory whose gradient is used in some steps only.
+        wait = _DISCARDED if step.called_from_one_line else _DISCARDED_ELSEWHERE
+        if usual and came[0][0].discarding == wait and id(optimizer) not in self._combines:
             cleared, number = came[0][0].cleared, came[0][0].arrivals
             step.report(
                 StepFinding(
                     code="thrown away",
                     tensor=came[0][0].name,
-                    step=step.number - 1,
+                    step=step.number - wait + 1,
                     message=f"Gradients of {cleared} of {number} backward passes were cleared before "
                     f"{type(optimizer).__name__}.step(): only the last counts. To accumulate, call zero_grad() after "
                     "step() only.",

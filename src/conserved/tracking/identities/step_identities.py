@@ -146,6 +146,7 @@ class StepIdentities:
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
         self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
+        self.step.call_sites = []
         self.step.arguments = ((), {})
         self._under_way.clear()
 
@@ -232,7 +233,7 @@ def standard_identities() -> list[StepIdentity]:
         SpectralVectors(),
         TokenLabels(),
         SettingsInEffect(),
-        KeptState(),
         OutsideWrites(),
+        KeptState(),
         UpdateRule(),
     ]

@@ -55,9 +55,15 @@ class TrainingStep:
     """The arguments of that pass, until the step ends."""
     batches: list[Tensor] = field(default_factory=list)
     """Some entries of the first input of every such pass of this step, of the first few."""
+    call_sites: list[int] = field(default_factory=list)
+    """Where in the program those passes were called, as hashes of the stack."""
+    rewritten: int = 0
+    """The last step after which the loop itself moved the weights: clamped, normalised or drew them back."""
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What may be meant or not, for the line at the start of a run or at its end."""
     remarks: list[tuple[str, str]] = field(default_factory=list)
     """What a reader of the status should know and nobody need be alarmed by: a subject, and a sentence about it."""
     _structure: ModelStructure | None = None
@@ -96,6 +102,7 @@ class TrainingStep:
         self.differentiable |= any(one.requires_grad for one in inputs)
         first = next((one for one in inputs if one.numel() > 1 and one.layout == torch.strided), None)
         if first is not None and len(self.batches) < _BATCHES:
+            self.call_sites.append(_call_site())
             values = first.detach().reshape(-1)
             self.batches.append(values[:: max(1, values.numel() // _BATCH_ENTRIES)].clone())
 
@@ -118,6 +125,11 @@ class TrainingStep:
     def names(self) -> dict[int, str]:
         """Return the names of the model's parameters by identity, and of what optimizers hold besides."""
         return self.structure.names(self.optimizers)
+
+    @property
+    def called_from_one_line(self) -> bool:
+        """Whether all passes of this step were called by the same line of the program, as in a loop."""
+        return len(set(self.call_sites)) == 1
 
     def holds_nothing_of_model(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has no tensor that the model has and that is trained."""
@@ -177,6 +189,15 @@ class StepIdentity:
 
     def restart(self) -> None:
         """Called when weights were loaded: what was remembered of them no longer counts."""
+
+
+def _call_site() -> int:
+    """Return a number that tells lines of the program apart from which the model is called."""
+    frame, lines = sys._getframe(1), []
+    while frame is not None:
+        lines.append((id(frame.f_code), frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return hash(tuple(lines))
 
 
 def distributed() -> bool:

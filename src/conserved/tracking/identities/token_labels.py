@@ -91,6 +91,8 @@ class TokenLabels(StepIdentity):
             if changed is not None:
                 for finding in _judge(changed, labels.used, shift):
                     step.report(finding)
+                if shift == 0 and not bool(changed[:, :-1].any()):
+                    step.notes.append("labels are the inputs themselves, not the next tokens")
 
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
@@ -180,12 +182,9 @@ def _judge(changed: Tensor, used: Tensor, shift: int) -> Iterator[StepFinding]:
             message="Sequences of a batch see each other: a token of one changes the logits of another at the same "
             "position. Does a layer expect (time, batch, …)? Set batch_first=True.",
         )
-    elif shift != 1 and not bool(changed[:, :-1].any()) and bool(changed[0, -1]):
+    elif shift == 2 and not bool(changed[:, :-1].any()) and bool(changed[0, -1]):
         yield StepFinding(
             code="labels",
-            message="The labels are the inputs themselves: every position is asked for the token that it sees. Shift "
-            "the labels by one position."
-            if shift == 0
-            else "The labels are shifted twice: every position is asked for the token after the next. Does the model "
-            "or the loss shift labels that were shifted already?",
+            message="The labels are shifted twice: every position is asked for the token after the next. Does the "
+            "model or the loss shift labels that were shifted already?",
         )
