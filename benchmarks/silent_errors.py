@@ -36,6 +36,7 @@ from error_programs import (
     processes,
     ranks,
     replicas,
+    reports,
     runs,
     settings,
     states,
@@ -46,7 +47,7 @@ from error_programs.case import CASES, Case
 
 PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
-    losses, gradients, structures, runs, ranks,
+    losses, gradients, structures, runs, ranks, reports,
 )  # fmt: skip
 """The modules that fill the table."""
 

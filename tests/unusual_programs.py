@@ -379,7 +379,7 @@ def losses_weighted_by_their_gradients() -> Monitor:
             x, y = batch()
             F.cross_entropy(model(x), y).backward()
             for p in model.parameters():
-                p.grad.mul_(0.3)  # type: ignore[union-attr]
+                p.grad.mul_(0.3)
             model(x).pow(2).mean().backward()
             optimizer.step()
             monitor.step()

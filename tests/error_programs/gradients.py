@@ -122,7 +122,7 @@ def flat_buffer_off_by_one(wrong: bool) -> Monitor:
 
 @case("the gradient of a square weight is copied transposed", "gradient", "hardware", words="", at=1)
 def gradient_transposed(wrong: bool) -> Monitor:
-    model = Decoder()
+    model: Any = Decoder()
     weight = model.blocks[1].out.weight
 
     def transpose(_: int) -> None:
@@ -133,7 +133,7 @@ def gradient_transposed(wrong: bool) -> Monitor:
 
 @case("two parameters hold one gradient tensor", "loop", "gradient", words="share|same|one tensor", at=1)
 def shared_gradient(wrong: bool) -> Monitor:
-    model = Decoder()
+    model: Any = Decoder()
     a, b = model.blocks[0].norm1.weight, model.blocks[1].norm1.weight
 
     def share(_: int) -> None:
@@ -246,12 +246,12 @@ def softmax_without_sum(wrong: bool) -> Monitor:
 
 @case("gradients are replaced by their signs in one tensor", "gradient", "hardware", "update", words="", at=3)
 def signs_in_one_tensor(wrong: bool) -> Monitor:
-    model = Decoder()
+    model: Any = Decoder()
     weight = model.blocks[0].down.weight
 
     def sign(number: int) -> None:
         if wrong and number >= 3:
-            weight.grad.sign_()  # type: ignore[union-attr]
+            weight.grad.sign_()
 
     return train(model, adamw(model), predict_next, between=sign)
 

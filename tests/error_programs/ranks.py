@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor
@@ -52,7 +53,7 @@ def hook_without_reduction(wrong: bool, rank: int) -> Monitor:
     model = _wrapped(rank)
     if wrong:
 
-        def keep(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def keep(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             future: Any = torch.futures.Future()
             future.set_result(bucket.buffer())
             return future
@@ -70,6 +71,7 @@ def reduced_to_one_rank(wrong: bool, rank: int) -> Monitor:
     def share(_: int) -> None:
         for p in model.parameters():
             if wrong:
+                assert p.grad is not None
                 dist.reduce(p.grad, 0)
             else:
                 dist.all_reduce(p.grad)

@@ -87,7 +87,7 @@ class Coupled(torch.optim.AdamW):
     """AdamW whose step adds the decay to the gradient, as Adam does."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         decay = [group["weight_decay"] for group in self.param_groups]
         for group in self.param_groups:
             for p in group["params"]:
@@ -117,7 +117,7 @@ def perturbation_stays(wrong: bool) -> Monitor:
             moves = []
             with torch.no_grad():
                 for p in model.parameters():
-                    moves.append(0.05 * p.grad)  # type: ignore[operator]
+                    moves.append(0.05 * p.grad)
                     p += moves[-1]
             optimizer.zero_grad()
             classify(model).backward()

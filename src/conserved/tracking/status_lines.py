@@ -99,6 +99,8 @@ def _precision(model: nn.Module, autocast: Iterable[torch.dtype]) -> list[str]:
     """Precisions other than float32 that the run computes in, and whose choice they are."""
     cast = [f"{_SHORT.get(one, _name(one))} by autocast" for one in sorted(autocast, key=str)]
     stored = {p.dtype for p in model.parameters() if p.dtype.is_floating_point} - {torch.float32}
+    coarse = [name for name, b in model.named_buffers() if b.dtype in _SHORT and not stored.issuperset({b.dtype})]
+    cast += [f"buffers in {_SHORT[model.get_buffer(coarse[0]).dtype]}: {name_tensors(coarse, 2)}"] if coarse else []
     return cast + [f"{_SHORT.get(one, _name(one))} parameters" for one in sorted(stored, key=str)]
 
 

@@ -42,6 +42,9 @@ class GradientReach(StepIdentity):
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._graded = torch.is_grad_enabled()
 
+    def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
+        self._graded = False
+
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         count = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         held = {id(p) for p in grouped_parameters(optimizer)}

@@ -31,6 +31,12 @@ _COARSE = 1e-3
 _MOVED = 0.25
 """The share of entries of a coarse average that move in a step, below which it swallows its updates."""
 
+_FRACTIONAL = (torch.optim.lr_scheduler.CosineAnnealingWarmRestarts,)
+"""Schedulers that take fractions of an epoch."""
+
+_INFINITE, _SEARCH = 3, 20
+"""Steps in a row that a scaler may skip: at scales below one, and while it looks for its scale."""
+
 _SKIPPED = 2
 """Steps in a row without an optimizer step, gradients cleared in between, after which it is said."""
 
@@ -70,6 +76,10 @@ class LoopOrder(StepIdentity):
         """By scheduler, its count, and steps in a row in which it was stepped more than once."""
         self._at_pass: dict[int, int] = {}
         """By scheduler, its count when the pass of the step began."""
+        self._fractional: set[int] = set()
+        """Schedulers that were given something else than whole epochs."""
+        self._infinite = 0
+        """Steps in a row that a scaler skipped because of gradients that are not finite."""
         self._early: dict[int, int] = {}
         """By scheduler, steps in a row in which it was stepped between the pass and the optimizer's step."""
         self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
@@ -150,7 +160,7 @@ class LoopOrder(StepIdentity):
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
         """Report backward passes whose gradients are cleared without any step."""
         if self._stepped:
-            self._missed, self._gradients, self._weights = 0, (), None
+            self._missed, self._gradients, self._weights, self._infinite = 0, (), None, 0
             return
         before, self._weights = self._weights, _some_weights(step)
         # Compiled steps run no hooks, and a loop may write its updates itself.
@@ -160,6 +170,7 @@ class LoopOrder(StepIdentity):
         plain = [g for g in gradients[:4] if is_plain(g) and on_host(g)]
         finite = all(bool(torch.isfinite(local(g)).all()) for g in plain)
         useful = bool(plain) and finite and any(bool(local(g).any()) for g in plain)
+        self._look_at_skipped_steps(step, finite=finite)
         # Gradients that are accumulated stay the same tensors; a scaler skips steps with infinities.
         renewed = not self._gradients or now != self._gradients
         self._missed = self._missed + 1 if useful and step.passes and renewed and stayed else 0
@@ -174,6 +185,24 @@ class LoopOrder(StepIdentity):
                     "as they are. Is optimizer.step() called, with its parentheses, and on the "
                     "optimizer that the monitor "
                     "was given?",
+                )
+            )
+
+    def _look_at_skipped_steps(self, step: TrainingStep, *, finite: bool) -> None:
+        """Report a scaler that skips every step, beyond the few in which it finds its scale."""
+        if self._objects is None:
+            self._objects = RunObjects.search(step.model)
+        scaler = self._scaler()
+        self._infinite = self._infinite + 1 if scaler is not None and not finite else 0
+        low = scaler is not None and on_host(scaler._scale) and float(scaler.get_scale()) < 1
+        if self._infinite == (_INFINITE if low else _SEARCH):
+            step.report(
+                StepFinding(
+                    code="no step",
+                    step=step.number - self._infinite + 1,
+                    message=f"The gradient scaler has skipped {self._infinite} steps in a row, as gradients are not "
+                    "finite at any scale: the weights stay as they are. Look for a square root, a logarithm or a "
+                    "division at zero.",
                 )
             )
 
@@ -271,6 +300,19 @@ class LoopOrder(StepIdentity):
             scheduler = reference()
             count = getattr(scheduler, "_step_count", None)
             if not isinstance(count, int) or stepped.isdisjoint(wrapped_ids(getattr(scheduler, "optimizer", None))):
+                continue
+            epoch = getattr(scheduler, "last_epoch", 0)
+            if isinstance(epoch, float) and not epoch.is_integer() and not isinstance(scheduler, _FRACTIONAL):
+                self._pace[index] = (count, _FAST)
+                if index not in self._fractional:
+                    self._fractional.add(index)
+                    step.report(
+                        StepFinding(
+                            code="rate",
+                            message=f"{type(scheduler).__name__}.step() was given {epoch:.4g} as its epoch: the rate "
+                            "follows that number. Call it without arguments; only ReduceLROnPlateau takes the loss.",
+                        )
+                    )
                 continue
             before, fast = self._pace.get(index, (count, 0))
             fast = fast + 1 if count - before > 1 else 0

@@ -92,6 +92,12 @@ class OutputLoss(StepIdentity):
                     message="The loss is minus the probability of the label, not minus its logarithm: rows that the "
                     "model gets wrong hardly count. Apply log_softmax instead of softmax, or use cross_entropy.",
                 )
+            if _softmax_over_batch(outputs, gradient):
+                yield StepFinding(
+                    code="probabilities",
+                    message="The loss applies softmax over the batch, not over the classes: outputs of one example "
+                    "compete with those of others. Pass dim=-1 to softmax or log_softmax.",
+                )
             labels = _binary_labels(outputs, gradient)
             if labels is not None:
                 yield StepFinding(
@@ -227,3 +233,24 @@ def _common_target(outputs: Tensor, gradient: Tensor) -> float | None:
     if abs(float(g.mean())) <= 1e-3 * float(dg.norm()):
         return None
     return float(z.mean()) - float(g.mean()) / slope
+
+
+def _softmax_over_batch(outputs: Tensor, gradient: Tensor) -> bool:
+    """Return whether a gradient is w (n_j p − y) with p the softmax of each column j, and n_j labels in it.
+
+    Scores of pairs against each other are square, and have such a loss on purpose.
+    """
+    if outputs.ndim != 2 or outputs.shape != gradient.shape or outputs.shape[0] == outputs.shape[1]:
+        return False
+    rows, columns = outputs.shape
+    if rows < 4 or columns < 3 or not bool(gradient.any()):
+        return False
+    p = outputs.softmax(0)
+    used = gradient.abs().amax(0) > 0
+    counts = (gradient / p).amax(0) * used
+    left = counts * p - gradient
+    weight = left.amax()
+    chosen = left > weight / 2
+    near = (left - weight * chosen).abs() <= _EQUAL * weight
+    uneven = gradient.sum(1).abs().max() > _DIFFERENT * weight
+    return bool(near.all()) and bool((chosen.sum(1) == 1).all()) and bool(uneven)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.boundary import Boundary, Hook
@@ -29,6 +29,9 @@ _WATCHED = 3
 
 _DISCARDED, _DISCARDED_ELSEWHERE = 2, 8
 """Steps in a row after which gradients cleared before use are reported: passes of one line, and of several."""
+
+_UNMIXED = 2
+"""Steps with passes of one mode after which a step with passes of both is not a habit of the loop."""
 
 _SAMPLE = 64
 """Entries of a gradient that tell it from another."""
@@ -101,6 +104,10 @@ class OwnGradients(StepIdentity):
         self._optimizer: dict[int, int] = {}
         self._evaluations: dict[int, int] = {}
         """By optimizer that counts them, evaluations of its closure."""
+        self._modes: list[bool] = []
+        """Modes of the passes with gradients since the last step: train or not."""
+        self._unmixed = 0
+        """Steps in a row whose passes all had one mode."""
         self._combines: set[int] = set()
         """Optimizers that stepped with something else than the last of several gradients."""
         self._others: dict[int, int] = {}
@@ -133,6 +140,26 @@ class OwnGradients(StepIdentity):
                 added = partial(_note_sum, weakref.ref(self), id(p))
                 hook = Hook(Boundary(logs=False), "gradients", added)
                 self._handles.append(p.register_post_accumulate_grad_hook(hook))
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            self._modes.append(module.training)
+
+    def _notice_evaluation(self, step: TrainingStep, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients of a pass in eval mode that are added to those of one in train mode, if no step was so."""
+        mixed = len(set(self._modes)) > 1
+        added = [one.name for one, _ in own if one.arrivals > 1 and not one.emptied and not one.cleared]
+        if mixed and self._unmixed >= _UNMIXED and added and len(added) == sum(one.arrivals > 0 for one, _ in own):
+            step.report(
+                StepFinding(
+                    code="stale gradient",
+                    tensor=added[0],
+                    others=tuple(added[1:]),
+                    message=f"The gradient of step {step.number} has a part of a pass in eval mode: zero_grad() was "
+                    "not called after the backward pass of an evaluation.",
+                )
+            )
+        self._unmixed = 0 if mixed else self._unmixed + 1
 
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
@@ -233,6 +260,7 @@ class OwnGradients(StepIdentity):
         own = self._own(optimizer, again=True)
         self._notice_rescaled(step, optimizer, own)
         self._notice_shared(step, optimizer)
+        self._notice_evaluation(step, own)
         stale = [one for one, _ in own if one.stale and one.arrivals]
         if stale:
             last = stale[0].used
@@ -392,6 +420,7 @@ class OwnGradients(StepIdentity):
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if step.closure:
             self._notice_closure(step, optimizer)
+        self._modes = []
         own = {id(listener) for listener, _ in self._own(optimizer)}
         for listener in self._listeners.values():
             listener.kept = 0 if id(listener) in own else listener.arrivals

@@ -39,6 +39,7 @@ class RestoredState(StepIdentity):
             "tensors": _tensors(step.model),
             "optimizers": [_optimizer(optimizer, step.structure.names(())) for optimizer in step.optimizers],
             "schedules": _schedules(step),
+            "companions": _companions(step.model),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -94,6 +95,18 @@ class RestoredState(StepIdentity):
                         message=f"{after[0]} is at {after[1]:g} and was at {before[1]:g} when the "
                         "checkpoint was saved: "
                         "it was not restored. Load its state_dict as well.",
+                    )
+                )
+
+        for kind, values in saved.get("companions", {}).items():
+            present = now["companions"].get(kind, ())
+            if values and present and not set(values) & set(present):
+                what = "its scale" if kind == "GradScaler" else "its count of updates"
+                step.report(
+                    StepFinding(
+                        code="not restored",
+                        message=f"The {kind} of this run was not restored: {what} was {values[0]:g} when the "
+                        f"checkpoint was saved and is {present[0]:g}. Load its state_dict as well.",
                     )
                 )
 
@@ -164,3 +177,18 @@ def _schedules(step: TrainingStep) -> list[tuple[str, float]]:
         for one in schedulers
         if isinstance(one.last_epoch, int) and not own.isdisjoint(wrapped_ids(getattr(one, "optimizer", None)))
     ]
+
+
+def _companions(model: nn.Module) -> dict[str, list[float]]:
+    """Return the scales of gradient scalers and how often averages of the model were updated."""
+    objects = RunObjects.search()
+    shapes = [p.shape for p in model.parameters()]
+    scalers = [one for one in (ref() for ref in objects.scalers) if one is not None and one.is_enabled()]
+    averages = [one for one in (ref() for ref in objects.averages) if one is not None]
+    own = [one for one in averages if [p.shape for p in one.module.parameters()] == shapes]
+    # Reading a scale that is on a device would wait for it.
+    readable = [one for one in scalers if one._scale is None or on_host(one._scale)]
+    return {
+        "GradScaler": [float(one.get_scale()) for one in readable],
+        "AveragedModel": [float(one.n_averaged) for one in own if on_host(one.n_averaged)],
+    }

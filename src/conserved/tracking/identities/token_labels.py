@@ -86,6 +86,14 @@ class TokenLabels(StepIdentity):
         # Heads that predict several tokens ahead stand beside one that predicts the next.
         if any(shift == 1 for _, _, shift in shifts):
             shifts = [row for row in shifts if row[2] == 1]
+        if not shifts and any(_is_transposed(x, labels) for labels in found for x in tokens):
+            step.report(
+                StepFinding(
+                    code="labels",
+                    message="Labels are in another order than logits: flattened, they are the next tokens with time "
+                    "before batch, and logits are not. Transpose one of them before flattening.",
+                )
+            )
         for x, labels, shift in shifts[:1]:
             changed = _dependence(step, x)
             if changed is not None:
@@ -118,6 +126,18 @@ def _shifts(x: Tensor, read: _Labels) -> Iterator[int]:
         if len(labels) >= _LEAST and len(goals.unique()) > 2 and torch.equal(labels, goals):
             yield shift
             return
+
+
+def _is_transposed(x: Tensor, read: _Labels) -> bool:
+    """Return whether labels are the next tokens if they are read with time before batch."""
+    batch, length = x.shape
+    labels, used = read.labels.flatten(), read.used.flatten()
+    index = torch.arange(len(labels))
+    known = used & (index // batch + 1 < length)
+    if batch < 2 or int(known.sum()) < _LEAST:
+        return False
+    goals = x.cpu()[index[known] % batch, index[known] // batch + 1]
+    return len(goals.unique()) > 2 and torch.equal(labels[known], goals)
 
 
 def _dependence(step: TrainingStep, x: Tensor) -> Tensor | None:
