@@ -32,14 +32,13 @@ from attention_kernels import (
     REFUSALS,
     Attend,
     Variant,
-    across,
     backend,
     by_head,
     digits,
     exact_passes,
     head_inputs,
-    mean_keys,
     passes,
+    seen_by_attention,
     variants,
 )
 from attention_training import Shape, Training, attention_called, corpus
@@ -104,6 +103,7 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of ten."""
     clock, small = Clock(options.seconds), options.small
     rows: list[dict[str, Any]] = []
+    steps = _step_seconds(small)
     shapes = [(1, 2, 64, 16)] if small else [(8, 12, 1024, 64), (2, 32, 8192, 128)]
     for shape in shapes:
         leaves = [torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
@@ -123,9 +123,21 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         timed = row.get("graph", row["host"])
         row["more than flash"] = {name: digits(taken / timed["flash"] - 1) for name, taken in timed.items()}
         rows.append(row)
-        yield {"cost": rows}
+        yield {"cost": rows, "steps": steps}
         if clock.left < 20:
             return
+
+
+def _step_seconds(small: bool) -> dict[str, Any]:
+    """Return seconds of whole training steps of a model with and without centering, by length, recorded as graphs."""
+    text, table = corpus(), {}
+    shapes = [Shape(layers=2, width=32, head=16, length=32, batch=2)] if small else [Shape(width=768, batch=16)]
+    shapes += [] if small else [Shape(width=768, length=2048, batch=4)]
+    for shape in shapes:
+        runs = {name: Training(shape, text, seed=0, attention=name) for name in ("flash", "centered")}
+        seconds = _median(in_turns({name: run.step for name, run in runs.items()}, 3 if small else 40))
+        table[f"{shape.batch} × {shape.length}"] = seconds
+    return table
 
 
 def _passes_of(attend: Any, leaves: list[Tensor], gradient: Tensor) -> Callable[[], Any]:
@@ -188,7 +200,7 @@ def _compiled(attend: Any) -> Any:
 # Moments
 
 
-def look(run: Training) -> dict[str, Any]:
+def look(run: Training, kernels: tuple[str, ...]) -> dict[str, Any]:
     """Errors of dQ and dK by layer and head on the run's own tensors, true and predicted, and Adam's updates."""
     _wait()
     layers = run.model.attentions()
@@ -200,7 +212,6 @@ def look(run: Training) -> dict[str, Any]:
     tensors = [list(layer.kept) for layer in layers]
     for layer in layers:
         layer.kept = None
-    kernels = GPU_KERNELS if DEVICE.type == "cuda" else CPU_KERNELS
     table: dict[str, Any] = {name: _errors_of(name, tensors) for name in (*kernels, "centered")}
     _wait()
     return {"errors": table, "updates": updates(run, sample), "norms": run.norms()}
@@ -212,11 +223,7 @@ def _wait() -> None:
 
 
 def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
-    """Return the errors of one kernel by layer and head.
-
-    "dQ across" leaves out the part of dQ along the mean key of its row. Along it a query can move without moving
-    attention, and the error that comes from the softmax correction points there.
-    """
+    """Return the errors of one kernel by layer and head; "dQ seen" is that of dQ as attention sees it."""
     table: dict[str, Any] = {leg: [] for leg in LEGS}
     attend = attention_called(name)
     for q, k, v, gradient in layers:
@@ -228,10 +235,10 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
         except REFUSALS as problem:
             table["problem"] = str(problem).strip().splitlines()[0][:300]
             break
-        directions = mean_keys(q, k)
         table["dQ"].append(_list(by_head(results[1], exact[1])))
         table["dK"].append(_list(by_head(results[2], exact[2])))
-        table["dQ across"].append(_list(by_head(across(results[1], directions), across(exact[1], directions))))
+        error, size = (seen_by_attention(change, q, k) for change in (results[1].double() - exact[1], exact[1]))
+        table["dQ seen"].append(_list((error / size).sqrt()))
         if name != "centered":
             delta: Any = "scores" if name == "math" else "output"
             rounding = attention_rounding(q, k, v, results[0], gradient, causal=True, delta=delta)
@@ -240,7 +247,7 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
     return table
 
 
-LEGS = ("dQ", "dK", "dQ across", "dQ predicted", "dK predicted")
+LEGS = ("dQ", "dK", "dQ seen", "dQ predicted", "dK predicted")
 GPU_KERNELS = ("flash", "cudnn", "efficient", "math", "flex compiled", "fla")
 CPU_KERNELS = ("flash", "math")
 
@@ -325,7 +332,8 @@ def _observed(run: Training, record: dict[str, Any], clock: Clock) -> Iterator[N
         if step in MOMENTS or step == run.shape.steps:
             record["norms"].append({"step": step} | run.norms())
             if run.attention == "flash":
-                record["moments"].append({"step": step} | look(run))
+                kernels = GPU_KERNELS if DEVICE.type == "cuda" else CPU_KERNELS
+                record["moments"].append({"step": step} | look(run, kernels))
             yield
         if step < run.shape.steps:
             run.step()
@@ -361,48 +369,65 @@ def settings(base: Shape) -> dict[str, tuple[Shape, tuple[str, ...]]]:
         "length 2048, rate 3e-3": (replace(harsh, length=base.length * 4, batch=max(1, base.batch // 4)), three),
         "one key head, rate 3e-3": (replace(harsh, kind="grouped", key_heads=1), three),
         "rate 6e-4, warm-up": (base, three),
+        "116 million, rate 3e-3": (replace(Shape(), rate=3e-3, warm_up=0, steps=600), three),
+        "116 million, rate 6e-4": (replace(Shape(), warm_up=0, steps=600), three),
     }
 
 
 def losses(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Losses of the same run with three attentions and three seeds, in harsh settings; without warm-up but for one.
 
-    The nine runs of a setting are trained at the same time.
+    The nine runs of a setting are trained at the same time, or the three of a seed if the model is large.
     """
-    text, rows = corpus(), []
+    text = corpus()
     clock = Clock(options.seconds)
-    base = Shape(layers=12, width=384, head=64, length=512, batch=8, steps=options.steps or 1000)
+    base = Shape(layers=12, width=384, head=64, length=512, batch=4, steps=options.steps or 1000)
     if options.small:
         base = Shape(layers=3, width=32, head=16, length=32, batch=2, steps=12)
     every = settings(base)
+    rows: list[dict[str, Any]] = []
     for setting in options.only or every:
         shape, attentions = every[setting]
-        start = time.monotonic()
-        runs = [Training(shape, text, seed=seed, attention=name) for seed in range(3) for name in attentions]
-        made = [{"setting": setting, "seed": run.seed, "attention": run.attention} for run in runs]
-        records: list[dict[str, Any]] = [record | {"norms": [], "looks": []} for record in made]
-        for step in range(shape.steps):
-            if step in LOOKS:
-                records[0]["looks"].append({"step": step} | look(runs[0]))
-            for run in runs:
-                run.step()
-            if step % 20 == 0:
-                _wait()
-                if clock.left < 8:
-                    break
-            if step + 1 in (25, 100, 300) or step == shape.steps - 1:
-                for run, record in zip(runs, records, strict=True):
-                    record["norms"].append({"step": step + 1} | run.norms())
-        _wait()
-        for run, record in zip(runs, records, strict=True):
-            record |= _outcome(run) | {"shape": _plain(shape), "seconds of all": digits(time.monotonic() - start)}
-        rows += records
-        yield {"losses": rows}
-        del runs, run
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
-        if clock.left < 30:
+        pairs = [(seed, name) for seed in range(3) for name in attentions]
+        count = len(pairs) if shape.width <= 384 else len(attentions)
+        for first in range(0, len(pairs), count):
+            runs = [Training(shape, text, seed=seed, attention=name) for seed, name in pairs[first : first + count]]
+            for records in _side_by_side(runs, setting, clock):
+                yield {"losses": rows + records}
+            rows += records
+            del runs
+            if DEVICE.type == "cuda":
+                torch.cuda.empty_cache()
+            if clock.left < 20:
+                return
+
+
+def _side_by_side(runs: list[Training], setting: str, clock: Clock) -> Iterator[list[dict[str, Any]]]:
+    """Train runs in turns; yield their records every hundred steps and at the end."""
+    start, shape = time.monotonic(), runs[0].shape
+    records: list[dict[str, Any]] = [
+        {"setting": setting, "seed": run.seed, "attention": run.attention, "shape": _plain(shape), "norms": []}
+        | {"looks": []}
+        for run in runs
+    ]
+    for step in range(shape.steps + 1):
+        if step in LOOKS and runs[0].seed == 0:
+            records[0]["looks"].append({"step": step} | look(runs[0], ("flash", "math")))
+        ends = step == shape.steps or (step % 20 == 0 and clock.left < 12)
+        if step in (25, 50, 100, 300) or ends:
+            for run, record in zip(runs, records, strict=True):
+                record["norms"].append({"step": step} | run.norms())
+        if (step and step % 100 == 0) or ends:
+            _wait()
+            for run, record in zip(runs, records, strict=True):
+                record |= _outcome(run) | {"seconds of all": digits(time.monotonic() - start)}
+            yield records
+        if ends:
             return
+        for run in runs:
+            run.step()
+        if step % 20 == 0:
+            _wait()  # the host must not run ahead of the clock
 
 
 LOOKS = (5, 10, 15, 25, 50, 100, 300, 900)
@@ -411,13 +436,14 @@ LOOKS = (5, 10, 15, 25, 50, 100, 300, 900)
 def _outcome(run: Training) -> dict[str, Any]:
     """Return the losses of a run: its curve, the mean of the last tenth, and the largest after the first tenth."""
     done = run.losses[: run.done]
+    if not run.done:
+        return {"steps": 0}
     tenth = max(1, run.done // 10)
     return {
         "steps": run.done,
         "losses": run.curve(),
         "last": float(f"{float(done[-tenth:].mean()):.6g}"),
         "largest later": digits(done[tenth:].max()) if run.done > tenth else math.nan,
-        "norms at the end": run.norms(),
     }
 
 
@@ -438,7 +464,7 @@ def condensed(record: dict[str, Any]) -> dict[str, Any]:
 def _condensed_look(look: dict[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for kernel, legs in look["errors"].items():
-        for leg in ("dQ", "dK", "dQ across"):
+        for leg in ("dQ", "dK", "dQ seen"):
             layers = [torch.tensor(layer, dtype=torch.float64) for layer in legs.get(leg, [])]
             if not layers:
                 continue

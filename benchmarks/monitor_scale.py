@@ -63,23 +63,27 @@ def once(at: int, name: str) -> Plant:
 
 
 def defects(first: int) -> dict[str, tuple[Plant, str, str]]:
-    """By name: what is planted, a part of the law that must be named, the kind of alarm."""
+    """By name: what is planted, a part of the law that must be named, the kind of alarm.
+
+    A value that is wrong in one step alone is planted in a step that every monitor looks at: a power of two.
+    """
+    looked_at = 1 << (first - 1).bit_length()
     layer = "model.layers.2." if not torch.cuda.is_available() else "model.layers.5."
     width = 32 if not torch.cuda.is_available() else 64
     return {
         "key head × −1": (
             from_step(first, layer + "self_attn.k_proj.weight", slice(0, width), -1),
             "query_key",
-            "loop",
+            "gradient",
         ),
         "value head × 1.05": (
             from_step(first, layer + "self_attn.v_proj.weight", slice(0, width), 1.05),
             "value_output",
-            "loop",
+            "gradient",
         ),
-        "up × 0": (from_step(first, layer + "mlp.up_proj.weight", slice(None), 0), "gated_neurons", "loop"),
-        "gain × 1.05": (from_step(first, layer + "input_layernorm.weight", slice(None), 1.05), "gain", "loop"),
-        "one entry once": (once(first, layer + "mlp.up_proj.weight"), "", "hardware"),
+        "up × 0": (from_step(first, layer + "mlp.up_proj.weight", slice(None), 0), "gated_neurons", "gradient"),
+        "gain × 1.05": (from_step(first, layer + "input_layernorm.weight", slice(None), 1.05), "gain", "gradient"),
+        "one entry once": (once(looked_at, layer + "mlp.up_proj.weight"), "", "hardware"),
     }
 
 
@@ -220,10 +224,18 @@ def summarize(monitor: Any, precision: str, optimizer: str, steps: int, seconds:
         "conclusive": sum(entry.conclusive for entry in audits),
         "refuted": [entry.step for entry in audits if entry.refuted],
         "audited": [entry.step for entry in audits],
+        "seconds of audits": [round(entry.seconds, 4) for entry in audits],
         "replays": sum(entry.replays for entry in audits),
         "notes": list(monitor.notes),
         "alarms": [
-            {"code": a.code, "step": a.step, "last": a.last, "laws": list(a.laws)[:6], "message": a.message[:400]}
+            {
+                "code": a.code,
+                "kind": a.kind,
+                "step": a.step,
+                "last": a.last,
+                "laws": list(a.laws)[:6],
+                "message": a.message[:400],
+            }
             for a in monitor.alarms
         ],
     }

@@ -216,8 +216,9 @@ def build(
     shared: bool = False,
     distributed_optimizer: bool = False,
     plant: Callable[[Any, list[Any]], None] | None = None,
+    prepare_chunks: Callable[[list[Any]], None] | None = None,
 ) -> Training:
-    """Return a run as Megatron's own training loop makes it."""
+    """Return a run as Megatron's own training loop makes it; `prepare_chunks` changes models before their wrapper."""
     state = importlib.import_module(CORE + "parallel_state")
     state.destroy_model_parallel()
     state.initialize_model_parallel(**parallel)
@@ -226,6 +227,8 @@ def build(
     virtual = parallel.get("virtual_pipeline_model_parallel_size")
     numbers: list[int | None] = [None] if virtual is None else list(range(virtual))
     chunks = [make_chunk(config, number, shared=shared) for number in numbers]
+    if prepare_chunks is not None:
+        prepare_chunks(chunks)
     distributed = importlib.import_module(CORE + "distributed")
     settings = distributed.DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer)
     models = [
@@ -441,13 +444,27 @@ def _recompute_other_input(config: Any, models: list[Any]) -> None:
     random.CheckpointFunction.backward = staticmethod(backward)
 
 
-def register(name: str, processes: int, defects: dict[str, Callable[[Any, list[Any]], None]], **options: Any) -> None:
+def _mark_as_experts(chunks: list[Any]) -> None:
+    """Let experts be reduced over the processes that hold replicas of them, as the mend of #5916 does."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            if getattr(module, "is_expert", False):
+                for parameter in module.parameters(recurse=False):
+                    parameter.allreduce = False
+
+
+Defect = Callable[[Any, list[Any]], None] | dict[str, Any]
+"""A change of the models, or other options of the run."""
+
+
+def register(name: str, processes: int, defects: dict[str, Defect], **options: Any) -> None:
     """Register a right run and its defects."""
     title = f"Megatron Core {VERSION}, {name}"
     configuration(title, processes)(partial(build, **options))
     for words, plant in defects.items():
         DEFECTS[f"defect: {words} ({title})"] = title
-        configuration(f"defect: {words} ({title})", processes)(partial(build, **options, plant=plant))
+        changed = plant if isinstance(plant, dict) else {"plant": plant}
+        configuration(f"defect: {words} ({title})", processes)(partial(build, **(options | changed)))
 
 
 _TENSOR = {"tensor_model_parallel_size": 2}
@@ -569,10 +586,10 @@ register("TP x PP", 4, {}, parallel=_TENSOR | _PIPELINE)
 register(
     "MoE, TP+SP, experts not cut",
     2,
-    # As released: experts are not reduced over the processes that hold replicas of them (Megatron-LM #5916).
-    {},
+    {"experts not reduced over their replicas, as released, #5916": {"prepare_chunks": None}},
     parallel=_TENSOR | {"expert_tensor_parallel_size": 1},
     options=_MOE | {"sequence_parallel": True},
+    prepare_chunks=_mark_as_experts,
 )
 register(
     "MoE, shared expert with a gate, TP+SP",

@@ -89,6 +89,9 @@ UNLOADED = {
 }
 """Names whose packages take long to import, and where they are defined."""
 
+WIDE = ("claims.md", "claims/")
+"""Pages of tables and lists that need the room of the table of contents; their first table or headings lead on."""
+
 COPIED = {"contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md", "changelog.md": "CHANGELOG.md"}
 
 
@@ -120,7 +123,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as they are written for the repository, so that they work on the site as well."""
+    """Links as they are written for the repository, so that they work on the site as well; room for wide pages."""
+    if page.file.src_uri.startswith(WIDE):
+        page.meta["hide"] = ["toc"]
     return site_links(markdown, page.file.src_uri)
 
 

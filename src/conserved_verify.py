@@ -63,22 +63,22 @@ def need(condition: object, message: str) -> None:
         raise RefusedError(message)
 
 
-def integer(value: Any, least: int, most: int, what: str) -> int:
-    need(type(value) is int and least <= value <= most, f"{what} is not a whole number from {least} to {most}")
+def integer(value: Any, least: int, most: int, label: str) -> int:
+    need(type(value) is int and least <= value <= most, f"{label} is not a whole number from {least} to {most}")
     return int(value)
 
 
-def real(value: Any, what: str, *, mask: bool = False) -> float:
+def real(value: Any, label: str, *, mask: bool = False) -> float:
     try:
-        found = float.fromhex(value)
+        number = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
-        raise RefusedError(f"{what} is not a hexadecimal floating-point number") from None
-    need(math.isfinite(found) or (mask and found == -math.inf), f"{what} is not finite")
-    return found
+        raise RefusedError(f"{label} is not a hexadecimal floating-point number") from None
+    need(math.isfinite(number) or (mask and number == -math.inf), f"{label} is not finite")
+    return number
 
 
-def items(value: Any, what: str, count: int | None = None) -> list[Any]:
-    need(isinstance(value, list) and (count is None or len(value) == count), f"{what} is not a list as expected")
+def items(value: Any, label: str, count: int | None = None) -> list[Any]:
+    need(isinstance(value, list) and (count is None or len(value) == count), f"{label} is not a list as expected")
     return list(value)
 
 
@@ -116,10 +116,10 @@ def affordable(contents: Contents) -> None:
     need(work <= MOST_PRODUCTS, f"its proofs would take {work:,} products, more than {MOST_PRODUCTS:,}")
 
 
-def fields(value: Any, names: Iterable[str], what: str, optional: Iterable[str] = ()) -> dict[str, Any]:
+def fields(value: Any, names: Iterable[str], label: str, optional: Iterable[str] = ()) -> dict[str, Any]:
     names = set(names)
-    need(isinstance(value, dict), f"{what} is not an object")
-    need(names <= value.keys() <= names | set(optional), f"{what} does not have the fields expected")
+    need(isinstance(value, dict), f"{label} is not an object")
+    need(names <= value.keys() <= names | set(optional), f"{label} does not have the fields expected")
     return dict(value)
 
 
@@ -133,13 +133,13 @@ def parsed(data: bytes) -> Any:
         raise ValueError(f"{name} is not a number")
 
     try:
-        found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=no_constant)
-        json.dumps(found, ensure_ascii=False).encode()
+        record = json.loads(data.decode(), object_pairs_hook=once, parse_constant=no_constant)
+        json.dumps(record, ensure_ascii=False).encode()
     except RecursionError:
         raise RefusedError("it is nested too deeply") from None
     except ValueError as problem:
         raise RefusedError(f"it is not JSON: {ascii(str(problem))[1:-1][:120]}") from None
-    return found
+    return record
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class Program:
     @cached_property
     def moving(self) -> list[bool]:
         """Which nodes are reals that depend on θ."""
-        found: list[bool] = []
+        result: list[bool] = []
         for node in self.nodes:
-            found.append(not node.discrete and (node.op == "parameters" or any(found[i] for i in node.inputs)))
-        return found
+            result.append(not node.discrete and (node.op == "parameters" or any(result[i] for i in node.inputs)))
+        return result
 
     @cached_property
     def analytic(self) -> bool:
@@ -288,12 +288,12 @@ def read_law(record: Any, size: int) -> Law:
     need(all(isinstance(record.get(key, ""), str) for key in ("name", "formula")), "the name of a law is not text")
 
     def terms(key: str, places: int) -> list[Any]:
-        found = []
+        result = []
         for entry in items(record[key], key):
             *where, value = items(entry, f"a term of {key}", places + 1)
-            found.append((*(integer(p, 0, size - 1, "a place of a law") for p in where), real(value, "a coefficient")))
-        need(len({term[:-1] for term in found}) == len(found), "a law lists a term twice")
-        return found
+            result.append((*(integer(p, 0, size - 1, "a place of a law") for p in where), real(value, "a coefficient")))
+        need(len({term[:-1] for term in result}) == len(result), "a law lists a term twice")
+        return result
 
     quadratic, linear = terms("quadratic", 2), terms("linear", 1)
     need({(i, j, a) for i, j, a in quadratic} == {(j, i, a) for i, j, a in quadratic}, "a law is not symmetric")
@@ -345,10 +345,10 @@ Jet = dict[int, list[Any]]
 
 
 def plus(a: Jet, b: Jet) -> Jet:
-    found = dict(a)
+    total = dict(a)
     for key, part in b.items():
-        found[key] = [x + y for x, y in zip(found[key], part, strict=True)] if key in found else part
-    return found
+        total[key] = [x + y for x, y in zip(total[key], part, strict=True)] if key in total else part
+    return total
 
 
 def minus(a: Jet) -> Jet:
@@ -356,13 +356,13 @@ def minus(a: Jet) -> Jet:
 
 
 def product(a: Jet, b: Jet, times: Callable[[list[Any], list[Any]], list[Any]] | None = None) -> Jet:
-    found: Jet = {}
+    total: Jet = {}
     for left, x in a.items():
         for right, y in b.items():
             if not left & right:
                 term = times(x, y) if times else [p * q for p, q in zip(x, y, strict=True)]
-                found = plus(found, {left | right: term})
-    return found
+                total = plus(total, {left | right: term})
+    return total
 
 
 def along(a: Jet, bit: int) -> Jet:
@@ -394,7 +394,7 @@ class Balls:
     def matmul(self, a: list[Any], b: list[Any], rows: int, inner: int, columns: int) -> list[Any]:
         return list((flint.arb_mat(rows, inner, a) * flint.arb_mat(inner, columns, b)).entries())
 
-    def greater(self, place: int, a: list[Any], b: list[Any], moving: bool) -> list[int]:
+    def greater(self, index: int, a: list[Any], b: list[Any], moving: bool) -> list[int]:
         return [self._above(x, y, moving) for x, y in zip(a, b, strict=True)]
 
     def _above(self, x: flint.arb, y: flint.arb, moving: bool) -> int:
@@ -404,12 +404,12 @@ class Balls:
             return 0
         raise OpenError("a kink lies inside the balls")
 
-    def order(self, place: int, a: list[Any], moving: bool) -> list[int]:
-        found = sorted(range(len(a)), key=lambda i: -float(a[i].mid()))
-        for i, j in pairwise(found):
+    def order(self, index: int, a: list[Any], moving: bool) -> list[int]:
+        result = sorted(range(len(a)), key=lambda i: -float(a[i].mid()))
+        for i, j in pairwise(result):
             if not a[i] > a[j] and (moving or not a[i] == a[j]):
                 raise OpenError("a tie lies inside the balls")
-        return found
+        return result
 
     def two_over_root_pi(self) -> flint.arb:
         return 2 / flint.arb.const_sqrt_pi()
@@ -458,19 +458,19 @@ def forward(program: Program, ring: Any, theta: Jet, x: Input, *, stopped: bool 
     With `stopped`, directions end at `stop` as backpropagation does.
     """
     values: list[Any] = []
-    for place, node in enumerate(program.nodes):
+    for index, node in enumerate(program.nodes):
         inputs = [values[i] for i in node.inputs]
         value = None if node.discrete else ring.before(node, inputs)
         if value is None:
-            value = computed(program, ring, place, inputs, theta, x)
+            value = computed(program, ring, index, inputs, theta, x)
         if stopped and node.op == "stop":
             value = {0: value[0]}
         values.append(value if node.discrete else ring.after(node, value))
     return values
 
 
-def computed(program: Program, ring: Any, place: int, inputs: list[Any], theta: Jet, x: Input) -> Any:
-    node = program.nodes[place]
+def computed(program: Program, ring: Any, position: int, inputs: list[Any], theta: Jet, x: Input) -> Any:
+    node = program.nodes[position]
     op, count = node.op, prod(node.shape)
     if op == "parameters":
         return theta
@@ -495,12 +495,12 @@ def computed(program: Program, ring: Any, place: int, inputs: list[Any], theta: 
         return product(inputs[0], inputs[1], lambda a, b: batched(ring, a, b, batch, rows, inner, columns))
     if op == "sum":
         n = program.nodes[node.inputs[0]].shape[-1]
-        found = mapped(inputs[0], lambda part: [total(part[k * n : k * n + n]) for k in range(count)])
-        return machine(found) if node.discrete else found
+        result = mapped(inputs[0], lambda part: [total(part[k * n : k * n + n]) for k in range(count)])
+        return machine(result) if node.discrete else result
     if op == "take":
         return taken(program, ring, node, inputs)
     if op in ("greater", "equal", "order"):
-        return compared(program, ring, place, inputs)
+        return compared(program, ring, position, inputs)
     if op == "choose":
         return joined(program, ring, node, inputs, [k if c else count + k for k, c in enumerate(inputs[0])])
     index = list(inputs[1])
@@ -516,10 +516,10 @@ def computed(program: Program, ring: Any, place: int, inputs: list[Any], theta: 
 
 
 def total(entries: list[Any]) -> Any:
-    found = entries[0]
+    result = entries[0]
     for entry in entries[1:]:
-        found = found + entry
-    return found
+        result = result + entry
+    return result
 
 
 def machine(entries: list[int]) -> list[int]:
@@ -535,12 +535,12 @@ def sizes(program: Program, node: Node) -> tuple[int, int, int, int]:
 def batched(ring: Any, a: list[Any], b: list[Any], batch: int, rows: int, inner: int, columns: int) -> list[Any]:
     if not inner or not rows or not columns:
         return [ring.number(0)] * (batch * rows * columns)
-    found: list[Any] = []
+    result: list[Any] = []
     for k in range(batch):
         left = a[k * rows * inner : (k + 1) * rows * inner]
         right = b[k * inner * columns : (k + 1) * inner * columns]
-        found += ring.matmul(left, right, rows, inner, columns)
-    return found
+        result += ring.matmul(left, right, rows, inner, columns)
+    return result
 
 
 def flipped(part: list[Any], batch: int, rows: int, columns: int) -> list[Any]:
@@ -555,14 +555,14 @@ def taken(program: Program, ring: Any, node: Node, inputs: list[Any]) -> Any:
         flat = [v for part in inputs for v in part] + [0]
         return [flat[p] for p in node.places]
     counts = [prod(program.nodes[i].shape) for i in node.inputs]
-    zero, found = ring.number(0), {}
+    zero, result = ring.number(0), {}
     for key in sorted(set().union(*inputs)):
         flat = []
         for part, size in zip(inputs, counts, strict=True):
             flat += part.get(key) or [zero] * size
         flat.append(zero)
-        found[key] = [flat[p] for p in node.places]
-    return found
+        result[key] = [flat[p] for p in node.places]
+    return result
 
 
 def joined(program: Program, ring: Any, node: Node, inputs: list[Any], source: list[int]) -> Any:
@@ -571,15 +571,15 @@ def joined(program: Program, ring: Any, node: Node, inputs: list[Any], source: l
     if node.discrete:
         both = first + second
         return [both[k] for k in source]
-    zero, found = ring.number(0), {}
+    zero, result = ring.number(0), {}
     for key in sorted(first.keys() | second.keys()):
         both = (first.get(key) or [zero] * len(first[0])) + (second.get(key) or [zero] * len(second[0]))
-        found[key] = [both[k] for k in source]
-    return found
+        result[key] = [both[k] for k in source]
+    return result
 
 
-def compared(program: Program, ring: Any, place: int, inputs: list[Any]) -> list[int]:
-    node = program.nodes[place]
+def compared(program: Program, ring: Any, index: int, inputs: list[Any]) -> list[int]:
+    node = program.nodes[index]
     discrete = program.nodes[node.inputs[0]].discrete
     moving = any(program.moving[i] for i in node.inputs)
     if node.op == "equal":
@@ -587,15 +587,15 @@ def compared(program: Program, ring: Any, place: int, inputs: list[Any]) -> list
     if node.op == "greater":
         if discrete:
             return [int(p > q) for p, q in zip(*inputs, strict=True)]
-        return list(ring.greater(place, inputs[0][0], inputs[1][0], moving))
-    entries, n, found = inputs[0] if discrete else inputs[0][0], node.shape[-1], []
+        return list(ring.greater(index, inputs[0][0], inputs[1][0], moving))
+    entries, n, result = inputs[0] if discrete else inputs[0][0], node.shape[-1], []
     for start in range(0, len(entries), n):
         row = entries[start : start + n]
         if discrete:
-            found += sorted(range(n), key=lambda i, row=row: -row[i])  # type: ignore[misc]
+            result += sorted(range(n), key=lambda i, row=row: -row[i])  # type: ignore[misc]
         else:
-            found += ring.order((place, start), row, moving)
-    return found
+            result += ring.order((index, start), row, moving)
+    return result
 
 
 # The gradient field X(θ) = ∇_θ ⟨f(x; θ), v⟩ by transposition, and brackets of fields.
@@ -605,23 +605,23 @@ def gradient(program: Program, theta: Jet, x: Input, v: list[int]) -> Jet:
     ring = Balls()
     values = forward(program, ring, theta, x)
     adjoints: dict[int, Jet] = {program.output: {0: [ring.number(e) for e in v]}}
-    for place in range(program.output, -1, -1):
-        if place not in adjoints or not program.moving[place]:
+    for index in range(program.output, -1, -1):
+        if index not in adjoints or not program.moving[index]:
             continue
-        node = program.nodes[place]
+        node = program.nodes[index]
         if node.op == "parameters":
-            return adjoints[place]
+            return adjoints[index]
         for source, passed in zip(
-            node.inputs, backward(program, ring, place, adjoints.pop(place), values), strict=True
+            node.inputs, backward(program, ring, index, adjoints.pop(index), values), strict=True
         ):
             if passed is not None and program.moving[source]:
                 adjoints[source] = plus(adjoints[source], passed) if source in adjoints else passed
     return {0: [ring.number(0)] * program.size}
 
 
-def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any]) -> list[Jet | None]:
+def backward(program: Program, ring: Balls, index: int, g: Jet, values: list[Any]) -> list[Jet | None]:
     """Return what each input of a node receives of its adjoint g."""
-    node = program.nodes[place]
+    node = program.nodes[index]
     inputs = [values[i] for i in node.inputs]
     counts = [prod(program.nodes[i].shape) for i in node.inputs]
     op = node.op
@@ -632,7 +632,7 @@ def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any
     if op == "multiply":
         return [product(g, inputs[1]), product(g, inputs[0])]
     if op in FUNCTIONS:
-        return [product(g, derivative(ring, op, inputs[0], values[place]))]
+        return [product(g, derivative(ring, op, inputs[0], values[index]))]
     if op == "sum":
         n = program.nodes[node.inputs[0]].shape[-1]
         return [mapped(g, lambda part: [e for e in part for _ in range(n)])]
@@ -656,16 +656,16 @@ def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any
         second = mapped(g, lambda part: [zero if c else e for e, c in zip(part, inputs[0], strict=True)])
         return [None, first, second]
     replaced = set(inputs[1])
-    kept = mapped(g, lambda part: [zero if i in replaced else e for i, e in enumerate(part)])
-    return [kept, None, mapped(g, lambda part: [part[i] for i in inputs[1]])]
+    retained = mapped(g, lambda part: [zero if i in replaced else e for i, e in enumerate(part)])
+    return [retained, None, mapped(g, lambda part: [part[i] for i in inputs[1]])]
 
 
 def collected(ring: Balls, part: list[Any], places: Sequence[int], size: int) -> list[Any]:
     """Each entry added to the place it was taken from; the last place is that of the zero, −1."""
-    found = [ring.number(0)] * size
-    for place, entry in zip(places, part, strict=True):
-        found[place] = found[place] + entry
-    return found
+    result = [ring.number(0)] * size
+    for index, entry in zip(places, part, strict=True):
+        result[index] = result[index] + entry
+    return result
 
 
 def bracket(contents: Contents, theta: Jet, word: Sequence[tuple[int, list[int]]]) -> Jet:
@@ -714,12 +714,12 @@ KEPT = ("take", "gather", "scatter", "choose", "constant", "parameters", "input"
 
 
 def poly_plus(a: Polynomial, b: Polynomial) -> Polynomial:
-    found = dict(a)
+    total = dict(a)
     for key, value in b.items():
-        found[key] = found.get(key, 0) + value
-        if not found[key]:
-            del found[key]
-    return found
+        total[key] = total.get(key, 0) + value
+        if not total[key]:
+            del total[key]
+    return total
 
 
 class Term:
@@ -807,13 +807,13 @@ class Algebra:
         if longest > MOST_DIGITS:
             raise NoArgumentError("too many digits")
         self.room(len(a) * len(b) * (32 + longest))
-        found: Polynomial = {}
+        result: Polynomial = {}
         for x, p in a.items():
             for y, q in b.items():
                 key = tuple(sorted(x + y))
-                found[key] = found.get(key, 0) + p * q
-        self.pending += 32 * len(found)
-        return {key: value for key, value in found.items() if value}
+                result[key] = result.get(key, 0) + p * q
+        self.pending += 32 * len(result)
+        return {key: value for key, value in result.items() if value}
 
     def room(self, words: int) -> None:
         """No argument if so much more memory would be needed now."""
@@ -848,11 +848,11 @@ class Algebra:
             for j in range(columns)
         ]
 
-    def greater(self, place: int, a: list[Any], b: list[Any], moving: bool) -> list[int]:
-        return self.decided[place]
+    def greater(self, index: int, a: list[Any], b: list[Any], moving: bool) -> list[int]:
+        return self.decided[index]
 
-    def order(self, place: Any, a: list[Any], moving: bool) -> list[int]:
-        return self.decided[place]
+    def order(self, index: Any, a: list[Any], moving: bool) -> list[int]:
+        return self.decided[index]
 
     def two_over_root_pi(self) -> Term:
         return self.pi
@@ -910,7 +910,7 @@ class Algebra:
                 return False
             inside = self.roots[root]
             assert inside.top is not None
-            found: Polynomial = {}
+            result: Polynomial = {}
             most = max(key.count(root) // 2 for key in top)
             for key, value in top.items():
                 count = key.count(root)
@@ -918,8 +918,8 @@ class Algebra:
                 factor = {tuple(sorted(k)): v for k, v in factor.items()}
                 for power in range(most):
                     factor = self.times(factor, inside.top if power < count // 2 else inside.below)
-                found = poly_plus(found, factor)
-            top = found
+                result = poly_plus(result, factor)
+            top = result
         return True
 
 
@@ -982,8 +982,8 @@ def with_bits(bits: int, attempt: Callable[[], Any]) -> Any:
     while True:
         flint.ctx.prec = bits
         try:
-            if (found := attempt()) is not None:
-                return found
+            if (result := attempt()) is not None:
+                return result
         except OpenError:
             pass
         if 2 * bits > MOST_BITS:
@@ -1005,12 +1005,12 @@ def rank_proved(contents: Contents) -> bool:
 
 
 def gradient_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
-    found = [Fraction(0)] * len(theta)
+    gradient = [Fraction(0)] * len(theta)
     for i, j, a in law[0]:
-        found[i] += Fraction(a) * Fraction(theta[j])
+        gradient[i] += Fraction(a) * Fraction(theta[j])
     for i, b in law[1]:
-        found[i] += Fraction(b)
-    return found
+        gradient[i] += Fraction(b)
+    return gradient
 
 
 def laws_independent(contents: Contents) -> bool:
@@ -1023,26 +1023,26 @@ def laws_independent(contents: Contents) -> bool:
 def patterns(contents: Contents) -> list[tuple[Input, dict[Any, list[int]]]]:
     """Return an input for every pattern of tokens and decisions that occurs among the samples of the words."""
     program = contents.program
-    found: dict[str, tuple[Input, dict[Any, list[int]]]] = {}
+    by_pattern: dict[str, tuple[Input, dict[Any, list[int]]]] = {}
     for which in sorted({which for word in contents.words for which, _ in word}):
         x = contents.inputs[which]
         decided = with_bits(contents.bits, lambda x=x: decisions(program, contents.theta, x))  # type: ignore[misc]
         if decided is None:
             return []
         tokens = [tensor for tensor, node in zip(x, program.given, strict=True) if node.discrete]
-        found.setdefault(repr((tokens, decided)), (x, decided))
-    return list(found.values())
+        by_pattern.setdefault(repr((tokens, decided)), (x, decided))
+    return list(by_pattern.values())
 
 
 def decisions(program: Program, theta: Sequence[float], x: Input) -> dict[Any, list[int]]:
     values = forward(program, Balls(), point(theta), x)
-    found: dict[Any, list[int]] = {}
-    for place, node in enumerate(program.nodes):
+    result: dict[Any, list[int]] = {}
+    for index, node in enumerate(program.nodes):
         if node.op in ("greater", "order") and not program.nodes[node.inputs[0]].discrete:
-            found[place] = values[place]
-            for start in range(0, len(values[place]), node.shape[-1]) if node.op == "order" else ():
-                found[place, start] = values[place][start : start + node.shape[-1]]
-    return found
+            result[index] = values[index]
+            for start in range(0, len(values[index]), node.shape[-1]) if node.op == "order" else ():
+                result[index, start] = values[index][start : start + node.shape[-1]]
+    return result
 
 
 def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
@@ -1093,19 +1093,21 @@ def verify(record: Any) -> Result:
         and all(tier in (PROVED, VERIFIED, INCONCLUSIVE) for tier in tiers),
         "the claim does not name a tier of evidence for each symmetry",
     )
-    size, rank, found = contents.program.size, len(contents.words), sum(map(len, contents.laws))
+    size, rank, law_count = contents.program.size, len(contents.words), sum(map(len, contents.laws))
     counted = {
         "parameters": size,
         "rank": rank,
         "at_most": size - rank,
-        "found": found,
-        "complete": found == size - rank,
+        "found": law_count,
+        "complete": law_count == size - rank,
         "analytic": contents.program.analytic,
         "tiers": tiers,
     }
 
     def result(status: str, message: str, known: Sequence[str] | None = None) -> Result:
-        return Result(status, message, size - rank, found, tuple(known or claim["tiers"]), contents.program.analytic)
+        return Result(
+            status, message, size - rank, law_count, tuple(known or claim["tiers"]), contents.program.analytic
+        )
 
     if record["digest"] != hashlib.sha256(text.encode()).hexdigest():
         return result(REFUTED, "the file was changed after it was made")
@@ -1130,7 +1132,7 @@ def verify(record: Any) -> Result:
     where = "" if contents.program.analytic else " near θ, for inputs that activate what the samples activate"
     if any(node.discrete for node in contents.program.given):
         where += ", for the token sequences of the samples"
-    listed = "all of them listed" if found == size - rank else f"{found} listed"
+    listed = "all of them listed" if law_count == size - rank else f"{law_count} listed"
     message = f"at most {size - rank} independent laws of {size} parameters{where}; {listed}"
     return result(VERIFIED if VERIFIED in known else PROVED, message)
 
@@ -1145,14 +1147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in paths:
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
         try:
-            found = verify(parsed(Path(path).read_bytes()))
+            result = verify(parsed(Path(path).read_bytes()))
         except (RefusedError, OSError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else problem
             sys.stderr.write(f"{shown}: cannot be used: {reason}\n")
             worst = 2
             continue
-        sys.stdout.write(f"{shown}: {found.status.upper()}: {found.message}\n")
-        worst = max(worst, 0 if found.complete else 1)
+        sys.stdout.write(f"{shown}: {result.status.upper()}: {result.message}\n")
+        worst = max(worst, 0 if result.complete else 1)
     return worst
 
 

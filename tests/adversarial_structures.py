@@ -689,7 +689,7 @@ def interpolated() -> Iterator[tuple[str, Case]]:
         "mean over a divisor": lambda h: F.avg_pool2d(h, 2, divisor_override=3),
         "power one": lambda h: F.lp_pool2d(h, 1, 2),
         "power two, ceil": lambda h: F.lp_pool2d(h, 2, 2, ceil_mode=True),
-        "unpooled": lambda h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), 2),
+        "unpooled": lambda h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), [2, 2]),
         "log of mean exp": lambda h: F.avg_pool2d(h.exp(), 2).log(),
         "soft pool": lambda h: (h * h.flatten(2).softmax(-1).view_as(h)).sum((2, 3), keepdim=True),
         "standard deviation": lambda h: h.std((2, 3), keepdim=True),
@@ -1302,6 +1302,95 @@ def _pair_rotated(h: Tensor, angle: Tensor) -> Tensor:
     return torch.stack((even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()), -1).flatten(1)
 
 
+class Stateful(nn.Module):
+    """Two layers and a parameter that meets state of the module, which is zero before the first call."""
+
+    mean: Tensor
+    count: Tensor
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.t = (nn.Parameter(draw(*s)) for s in ((4, 3), (3, 2), (3,), (6, 3)))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.kept, self.calls, self.function = torch.zeros(3), 0, function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x, x @ self.a)
+
+
+def _average(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    result = (h + m.mean.clone() * m.c).relu() @ m.b
+    with torch.no_grad():
+        m.mean.mul_(0.9).add_(0.1 * h.mean(0))
+    return result
+
+
+def _bound_anew(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    result = (h + m.mean.clone() * m.c).relu() @ m.b
+    m.mean = m.mean * 0.9 + 0.1 * h.mean(0).detach()
+    return result
+
+
+def _attribute(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    result = (h + m.kept.to(h) * m.c).relu() @ m.b
+    m.kept = m.kept.to(h) * 0.9 + 0.1 * h.mean(0).detach()
+    return result
+
+
+def _plain_number(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    m.calls += 1
+    return (h + (m.calls - 1) * m.c).relu() @ m.b
+
+
+def _next_row(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    result = (h + m.t[m.count]).relu() @ m.b
+    m.count.add_(1).remainder_(6)
+    return result
+
+
+def _next_row_by_number(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    m.calls = (m.calls + 1) % 6
+    return (h + m.t[m.calls - 1]).relu() @ m.b
+
+
+def _counted_times(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    m.count.add_(1)
+    return (h + (m.count - 1) * m.c).relu() @ m.b
+
+
+def _queue(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    result = torch.cat((h @ m.t.T, h @ m.mean.clone()[:, None] * m.c), 1)
+    m.mean.copy_(h[0].detach())
+    return result
+
+
+def _warmed_up(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    result = (h + min(1.0, float(m.count) / 10) * m.c).relu() @ m.b
+    m.count.add_(1)
+    return result
+
+
+STATEFUL = {
+    "running mean": _average,
+    "running mean bound anew": _bound_anew,
+    "attribute": _attribute,
+    "number": _plain_number,
+    "next row": _next_row,
+    "next row by a number": _next_row_by_number,
+    "counted times": _counted_times,
+    "queue": _queue,
+    "warmed up": _warmed_up,
+}
+"""Functions of a module, its input and its first layer, whose state is other than zero from the second call on."""
+
+
+def stateful() -> Iterator[tuple[str, Case]]:
+    """State that is zero, or points to a first row, before the first call alone."""
+    for name, function in STATEFUL.items():
+        yield f"state: {name}", (Stateful(function), rows(4))
+
+
 def structures() -> Iterator[tuple[str, Case]]:
     """All of them."""
     families = (
@@ -1315,6 +1404,7 @@ def structures() -> Iterator[tuple[str, Case]]:
         lookups,
         degenerate,
         traps,
+        stateful,
     )
     for family in families:
         torch.manual_seed(23)

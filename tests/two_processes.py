@@ -19,6 +19,7 @@ MODULES = (
     "test_transform_sharded",
     "test_track_distributed",
     "test_audit_pieces",
+    "test_megatron_stacks",
     "test_hand_written_parallelism",
 )
 """Where scenes are: every one has a list `SCENES` of them."""

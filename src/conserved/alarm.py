@@ -142,11 +142,11 @@ class Alarm:
 
 def grouped(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
     """Alarms of one code and one family as one, in the order they were first raised."""
-    found: dict[tuple[str, str], Alarm] = {}
+    groups: dict[tuple[str, str], Alarm] = {}
     for alarm in alarms:
         key = (alarm.code, alarm.family or alarm.law)
-        found[key] = found[key].merged(alarm) if key in found else alarm
-    return tuple(found.values())
+        groups[key] = groups[key].merged(alarm) if key in groups else alarm
+    return tuple(groups.values())
 
 
 def _listed(names: tuple[str, ...]) -> str:

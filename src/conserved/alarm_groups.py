@@ -62,7 +62,12 @@ class AlarmGroups:
         """Return the key of the alarm about wrong gradients that explains one of the account."""
         laws = {alarm.law, *alarm.laws}
         return next(
-            (key for key, one in self._found.items() if key[0] in _GRADIENT and laws & {one.law, *one.laws}), None
+            (
+                key
+                for key, earlier in self._found.items()
+                if key[0] in _GRADIENT and laws & {earlier.law, *earlier.laws}
+            ),
+            None,
         )
 
     def _explained_by_step(self, alarm: Alarm) -> bool:
@@ -90,11 +95,11 @@ class AlarmGroups:
 
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """Return an alarm about wrong gradients with what the account had to say of the same laws before."""
-        mine = {alarm.law, *alarm.laws}
+        own_laws = {alarm.law, *alarm.laws}
         for key, other in list(self._found.items()):
             # Gradients that are wrong in one audit after the other were no hardware fault in the first.
             superseded = key[0] in _ACCOUNT or (key[0] == "hardware" and alarm.code == "gradient")
-            if superseded and {other.law, *other.laws} & mine:
+            if superseded and {other.law, *other.laws} & own_laws:
                 self._forget(key)
                 alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
         return alarm

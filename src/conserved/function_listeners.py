@@ -64,7 +64,7 @@ class Listeners(Generic[T]):
         """
         if self._under.calls:
             return []
-        return [one for kept in self._listeners if (one := kept()) is not None]
+        return [listener for reference in self._listeners if (listener := reference()) is not None]
 
     def begin(self, listener: T) -> None:
         """Report calls to a listener from now on; the caller must hold a reference to it."""
@@ -72,17 +72,17 @@ class Listeners(Generic[T]):
 
     def end(self, listener: T) -> None:
         """Stop telling it. Functions get their places back after the last one; what others have put there stays."""
-        self._listeners = [kept for kept in self._listeners if kept() not in (None, listener)]
+        self._listeners = [reference for reference in self._listeners if reference() not in (None, listener)]
         self._put_back()
 
     def _put_back(self, gone: object = None) -> None:
         """Give functions their places back if nobody listens any more, also when the last listener was collected."""
-        if any(kept() is not None for kept in self._listeners):
+        if any(reference() is not None for reference in self._listeners):
             return
         while self._replaced:
-            one = self._replaced.pop()
-            if vars(one.holder).get(one.attribute) is one.ours:
-                setattr(one.holder, one.attribute, one.original)
+            replacement = self._replaced.pop()
+            if vars(replacement.holder).get(replacement.attribute) is replacement.ours:
+                setattr(replacement.holder, replacement.attribute, replacement.original)
 
     def replace(
         self,
@@ -102,7 +102,7 @@ class Listeners(Generic[T]):
                 arguments recognise by where they are looked up, which is where ours now stands.
         """
         original = getattr(holder, attribute)
-        if any(one.ours is original for one in self._replaced):
+        if any(replacement.ours is original for replacement in self._replaced):
             return
         reached = original if reach is None else reach(original)
         ours = self.guarded(reached, through(self._told_once(reached)))

@@ -57,7 +57,7 @@ class RankAgreement:
         self._former: tuple[str, ...] = ()
         """Keys of the last computation."""
 
-    def confirm(self, what: str) -> None:
+    def confirm(self, topic: str) -> None:
         """Return once all processes have confirmed the same computation.
 
         Raises:
@@ -68,17 +68,17 @@ class RankAgreement:
             raise NotTogetherError(self._ended)
         key = f"{self._prefix}/{self._count}"
         self._count += 1
-        if self._decide(key, what) != b"go":
-            self._ended = f"not all of the ranks {_spelled(self.ranks)} take part in it ({what})"
+        if self._decide(key, topic) != b"go":
+            self._ended = f"not all of the ranks {_spelled(self.ranks)} take part in it ({topic})"
             self.withdraw()
             raise NotTogetherError(self._ended)
-        self._forget_former(key, what)
+        self._forget_former(key, topic)
 
-    def reduce(self, what: str, value: int, by: Callable[[Sequence[int]], int]) -> int:
+    def reduce(self, topic: str, value: int, by: Callable[[Sequence[int]], int]) -> int:
         """Return a number that all processes agree on: `by` of the numbers of all of them."""
         key = f"{self._prefix}/{self._count}/value"
         self._store.set(f"{key}/{self.rank}", str(value))
-        self.confirm(what)
+        self.confirm(topic)
         if self.rank == self.ranks[0]:
             self._store.set(key, str(by([int(self._store.get(f"{key}/{rank}")) for rank in self.ranks])))
         self._store.wait([key], timedelta(seconds=WAIT))
@@ -89,19 +89,19 @@ class RankAgreement:
         self._ended = self._ended or "a part of the monitor of this process is off"
         self._store.set(f"{self._prefix}/withdrawn", str(self.rank))
 
-    def _forget_former(self, key: str, what: str) -> None:
+    def _forget_former(self, key: str, topic: str) -> None:
         """Delete the keys of the previous computation: a process that confirms one has finished the last."""
         if self.rank == self.ranks[0]:
             for old in self._former:
                 self._store.delete_key(old)
-            self._former = (f"{key}/{what}", f"{key}/arrived", f"{key}/decision")
+            self._former = (f"{key}/{topic}", f"{key}/arrived", f"{key}/decision")
 
-    def _decide(self, key: str, what: str) -> bytes:
+    def _decide(self, key: str, topic: str) -> bytes:
         # Each process counts for its own word before it counts for the total, so that the last reads all words.
-        self._store.add(f"{key}/{what}", 1)
+        self._store.add(f"{key}/{topic}", 1)
         arrived = self._store.add(f"{key}/arrived", 1)
         if arrived == len(self.ranks):
-            return self._write(key, "go" if self._store.add(f"{key}/{what}", 0) == arrived else "stop")
+            return self._write(key, "go" if self._store.add(f"{key}/{topic}", 0) == arrived else "stop")
         began, pause = time.monotonic(), _POLL[0]
         while not self._store.check([f"{key}/decision"]):
             waited = time.monotonic() - began
@@ -152,7 +152,7 @@ class _Active(threading.local):
 _ACTIVE = _Active()
 
 
-def confirm_together(what: str) -> None:
+def confirm_together(topic: str) -> None:
     """Confirm a computation over several processes, where a monitor makes it.
 
     Outside of a monitor it does nothing: what a user calls by hand is called on all processes.
@@ -161,7 +161,7 @@ def confirm_together(what: str) -> None:
         NotTogetherError: not all processes take part.
     """
     if _ACTIVE.agreement is not None:
-        _ACTIVE.agreement.confirm(what)
+        _ACTIVE.agreement.confirm(topic)
 
 
 def active_agreement() -> RankAgreement | None:

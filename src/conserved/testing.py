@@ -59,10 +59,10 @@ def setups(
     Yields:
         One `Setup` for each pair.
     """
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    target = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for dtype in dtypes:
         for length in lengths:
-            yield Setup(dtype=dtype, length=length, device=place)
+            yield Setup(dtype=dtype, length=length, device=target)
 
 
 def over_dtypes_and_lengths(
@@ -107,10 +107,10 @@ def assert_backward(
         UncheckableError: the function has no gradient to check, or cannot be run twice with the same result.
     """
     __tracebackhide__ = True
-    found = check(fn, *tensors, seconds=seconds, **options)
-    if not found.ok or not (found.conclusive or inconclusive):
-        raise AssertionError(str(found))
-    return found
+    result = check(fn, *tensors, seconds=seconds, **options)
+    if not result.ok or not (result.conclusive or inconclusive):
+        raise AssertionError(str(result))
+    return result
 
 
 def assert_gradients_conserve(
@@ -145,8 +145,8 @@ def assert_gradients_conserve(
     if loss_fn is not None:
         result = audited_pass(model, loss_fn, Gauge(), laws, loss=loss, precision=precision, unused=unused)
     else:
-        found = laws_of_model(model, loss=loss) if laws is None else laws
-        result = audit(model, found, precision=precision, unused=unused, gauge=Gauge())
+        law_set = laws_of_model(model, loss=loss) if laws is None else laws
+        result = audit(model, law_set, precision=precision, unused=unused, gauge=Gauge())
     if not (result.ok and result.conclusive):
         raise AssertionError(result.summary())
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,8 +14,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import conserved
-from conserved.attention import attention_rounding, centered, register_with_transformers, watch_precision
+from conserved import store
+from conserved.attention import (
+    AttentionPrecision,
+    AttentionRounding,
+    attention_rounding,
+    centered,
+    register_with_transformers,
+    watch_precision,
+)
 from conserved.attention.precision_watch import kernel_of
+from conserved.report import write_report
 
 
 def heads(*, common: float, groups: int = 1, dtype: Any = torch.bfloat16, length: int = 64) -> list[Tensor]:
@@ -175,6 +184,88 @@ def test_the_gauge_says_what_is_rounding_and_its_verdict_stays() -> None:
         layer(x).square().mean().backward()
     assert single.attention_precision.rows == ()
     assert "precision" not in single.summary()
+
+
+def monitored(attend: Any, folder: Path, steps: int = 4) -> conserved.Monitor:
+    """Train one layer of attention in bfloat16 autocast under a monitor that audits every step."""
+    torch.manual_seed(0)
+    layer = Layer(attend)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
+    with conserved.Monitor(layer, optimizer, audit=1, every=1, sinks=[store.SQLite(folder / "runs.db")]) as monitor:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                layer(torch.randn(3, 40, 32)).float().square().mean().backward()
+            optimizer.step()
+            monitor.step()
+    return monitor
+
+
+def test_a_monitor_notes_rounding_of_attention_and_raises_no_alarm(tmp_path: Path) -> None:
+    monitor = monitored(lambda *args, **options: F.scaled_dot_product_attention(*args, **options), tmp_path)
+    assert not monitor.alarms
+    [note] = monitor.notes
+    assert "mostly rounding" in note
+    assert "conserved.attention.centered" in note
+    precision = monitor.attention_precision
+    assert len({row.step for row in precision.rows}) >= 3
+    assert precision.worst is not None
+    assert precision.worst.query > 0.5
+    assert precision.plot(tmp_path / "heads.svg").stat().st_size > 1000
+    assert monitor.audits[-1].readings()["audit/dQ_rounding"] > 0.5
+    assert monitor.audits[-1].readings()["audit/mostly_rounding"] > 0
+
+
+def test_a_monitor_notes_nothing_of_centered_attention(tmp_path: Path) -> None:
+    monitor = monitored(centered(), tmp_path)
+    assert not monitor.alarms
+    assert not monitor.notes
+    assert monitor.audits[-1].readings()["audit/dQ_rounding"] < 0.05
+    assert monitor.audits[-1].readings()["audit/mostly_rounding"] == 0
+
+
+def test_the_report_of_a_run_has_a_line_about_attention_in_half_precision(tmp_path: Path) -> None:
+    monitored(lambda *args, **options: F.scaled_dot_product_attention(*args, **options), tmp_path)
+    write_report(tmp_path / "runs.db", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "of its heads were mostly rounding of the kernel" in page
+    assert "audit/dQ_rounding" in page
+
+
+def test_scalars_of_a_step_have_the_rounding_of_attention(tmp_path: Path) -> None:
+    class Kept(store.Sink):
+        records: ClassVar[list[Any]] = []
+
+        def begin(self, run: Any) -> None:
+            pass
+
+        def write(self, record: Any) -> None:
+            self.records.append(record)
+
+    torch.manual_seed(0)
+    layer = Layer(lambda *args, **options: F.scaled_dot_product_attention(*args, **options))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
+    with conserved.Monitor(layer, optimizer, audit=1, every=1, sinks=[Kept()]) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                layer(torch.randn(3, 40, 32)).float().square().mean().backward()
+            optimizer.step()
+            monitor.step()
+    scalars = [record.scalars() for record in Kept.records]
+    assert any(record.get("audit/dQ_rounding", 0.0) > 0.5 for record in scalars)
+
+
+def test_a_long_run_keeps_a_bounded_number_of_steps() -> None:
+    kept, single = AttentionPrecision(), AttentionPrecision()
+    names = ("query", "key", "query_norm", "key_norm")
+    single.add("attention", "flash", AttentionRounding(**dict.fromkeys(names, torch.ones(2))))
+    for step in range(2000):
+        kept.take(single, step)
+    steps = {row.step for row in kept.rows}
+    assert 128 <= len(steps) <= 256
+    assert 0 in steps
+    assert max(steps) > 1900
 
 
 def test_a_model_of_transformers_is_heard_under_its_own_names() -> None:

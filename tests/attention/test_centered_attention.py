@@ -231,6 +231,45 @@ def test_packed_sequences_are_exact_and_become_accurate(causal: bool, window: tu
     assert after[1] < before[1] / 20
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_packed_documents_get_constants_of_their_own(groups: int) -> None:
+    bounds = torch.tensor([0, 9, 9, 40, 64])
+    tensors = [tensor[0] for tensor in inputs(queries=64, keys=64, width=64, groups=groups)]
+    documents = torch.searchsorted(bounds[1:-1], torch.arange(64), right=True)
+    for tensor in tensors[1:3]:  # documents have nothing in common
+        tensor += (2 * torch.randn(tensor.shape[0], 4, 64, dtype=tensor.dtype))[:, documents]
+
+    def heads_first(attend: Function) -> Function:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))
+            return attend(q, k, v, cu_seqlens=bounds, causal=True).transpose(0, 1)
+
+        return call
+
+    def grouped(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor, causal: bool) -> Tensor:
+        k, v = (tensor.repeat_interleave(groups, 1) for tensor in (k, v))
+        return packed(q, k, v, cu_seqlens=cu_seqlens, causal=causal)
+
+    plain, mended = heads_first(grouped), heads_first(centered(grouped, axis=-3))
+    for actual, expected in zip(passes(mended, *tensors), passes(plain, *tensors), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12 * max(1.0, float(expected.abs().max())))
+    halves = [tensor.bfloat16() for tensor in tensors]
+    before, after = errors(plain, plain, halves), errors(mended, plain, halves)
+    assert before[1] > 0.1
+    assert after[1] < 3 * 2**-8
+    assert after[2] < 3 * 2**-8
+
+
+def test_a_function_that_ignores_the_bounds_of_documents_is_refused() -> None:
+    def unpacked(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor) -> Tensor:
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+
+    q, k, v, _ = (tensor[0].transpose(0, 1) for tensor in inputs())
+    with pytest.raises(NotInvariantError, match="constant added to all keys"):
+        centered(unpacked, axis=-3)(q, k, v, cu_seqlens=torch.tensor([0, 10, 24]))
+
+
 HALF = (torch.bfloat16, torch.float16)
 ACCURATE: dict[str, tuple[Function, Function, Function]] = {
     "flash": (sdpa(is_causal=True), lambda q, k, v: centered()(q, k, v, is_causal=True), sdpa(is_causal=True)),

@@ -66,3 +66,11 @@ def test_compiled_functions_keywords_integers_and_several_outputs() -> None:
 def test_a_function_that_is_not_differentiable_says_so() -> None:
     with pytest.raises(conserved.UncheckableError):
         conserved.check(lambda index: index + 1, jnp.arange(3))
+
+
+def test_a_function_of_jax_is_checked_in_double_precision() -> None:
+    """`jax.enable_x64` is no plain function in newer releases; where it fails, a check silently stays in float32."""
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    result = conserved.check(jnp.cbrt, x)
+    assert result.reference == "float64"
+    assert result.verdict.holds, str(result)

@@ -75,20 +75,20 @@ def test_sums_over_positions(joined: bool) -> None:
 
 def test_sums_over_positions_are_merged_and_not_eliminated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one equation for each position, layer and feature, one for each position and layer is left at most."""
-    from conserved.inference import system
+    from conserved.inference import echelon, system
 
-    left: list[int] = []
-    eliminate = system._eliminate
+    eliminated: list[int] = []
+    eliminate = echelon.eliminate
 
-    def counted(rows, variables):  # type: ignore[no-untyped-def]
-        left.append(rows.shape[0])
-        return eliminate(rows, variables)
+    def counted(rows):  # type: ignore[no-untyped-def]
+        eliminated.append(len(rows))
+        return eliminate(rows)
 
-    monkeypatch.setattr(system, "_eliminate", counted)
+    monkeypatch.setattr(system, "eliminate", counted)
     solutions(*sums_over_positions(12, 10, 2), joined=True)
     solutions(*sums_over_positions(12, 10, 2), joined=False)
-    assert left[0] <= 2 * 12
-    assert left[1] == 2 * 12 * 10
+    assert eliminated[0] <= 2 * 12
+    assert eliminated[1] == 2 * 12 * 10
 
 
 def test_an_unknown_that_is_its_own_negative_is_zero() -> None:
@@ -98,3 +98,19 @@ def test_an_unknown_that_is_its_own_negative_is_zero() -> None:
     found = solutions(equations, 4, joined=True)
     assert not found[3].any()
     check(equations, 4, joined=True)
+
+
+def test_soft_equations_are_solved_exactly() -> None:
+    """7·x = 10007·y, and softly y = z/7: denominators beyond any table of round numbers."""
+    system = LinearSystem()
+    x, y, z = system.fresh((3,))
+    system.add([(Fraction(7), np.array([x])), (Fraction(-10007), np.array([y]))])
+    system.add([(Fraction(1), np.array([y])), (Fraction(-1, 7), np.array([z]))], soft=1e-6)
+    solution = system.solve()
+    assert solution.soft.tolist() == [0.0, 1e-6]
+    rows = [solution.exact_row(int(solution.group[atom])) for atom in (x, y, z)]
+    signs = [int(solution.sign[atom]) for atom in (x, y, z)]
+    exact = [Fraction(row.get(0, 0)) * sign for row, sign in zip(rows, signs, strict=True)]
+    assert exact[1] != 0
+    assert 7 * exact[0] == 10007 * exact[1]
+    assert 7 * exact[1] == exact[2]

@@ -175,7 +175,17 @@ class TestTheLedger:
         [
             ("note.L10", ["note.L10"]),
             ("NOTE.l10", ["note.L10"]),
-            ("note.L1", ["note.L10", "note.L10.corrected", "note.L10.index", "note.L11", "note.L11.corrected"]),
+            (
+                "note.L1",
+                [
+                    "note.L10",
+                    "note.L10.corrected",
+                    "note.L10.index",
+                    "note.L11",
+                    "note.L11.corrected",
+                    "note.L11.combined",
+                ],
+            ),
             ("*.L10*", ["note.L10", "note.L10.corrected", "note.L10.index"]),
         ],
         ids=str,
@@ -392,13 +402,13 @@ class TestJudging:
     def test_an_answer_needs_support(self) -> None:
         proof = Evidence(what="argument", proof=True)
         found = judging.answer("Yes.", judging.confirm("So it is.", proof, scope="at d = 1"))
-        assert (found.status, "proved (at d = 1)" in found.message) == (Status.ANSWERED, True)
+        assert (found.status, "Proved (at d = 1)" in found.message) == (Status.ANSWERED, True)
         assert judging.answer("Yes.", judging.refute("It is not.", proof)) == Verdict.REFUTED
 
     def test_an_answer_keeps_the_case_of_formulas(self) -> None:
         proof = Evidence(what="argument", proof=True)
         found = judging.answer("Yes.", judging.confirm("E‖A‖ is.", proof, scope="at L = 2, 4, 8"))
-        assert found.message == "Yes. (proved (at L = 2, 4, 8): E‖A‖ is.)"
+        assert found.message == "Yes. Proved (at L = 2, 4, 8): E‖A‖ is."
 
     def test_a_step_that_fails_breaks_the_argument(self) -> None:
         assert judging.by_steps("", "", ("one", True), ("two", True)) == Verdict.PROVED

@@ -419,10 +419,10 @@ class TestStores:
         assert "the account does not close" not in line
         with RunStore(store) as held:
             recorded = {(alarm.step, alarm.code) for alarm in held.alarms("wrong")}
-        assert {(1, "hardware"), (3, "gradient")} <= recorded
+        assert (1, "gradient") in recorded
         ((step, _, message),) = read(store).runs[0].first_alarms
         assert step == 1
-        assert "in one audit after the other" in message
+        assert "Code between backward() and optimizer.step() changes gradients" in message
         assert "What to look at" in page_of(store, tmp_path).text
 
     def test_refuted_claims_as_recorded_have_neither_tick_nor_cross(self, tmp_path: Path) -> None:

@@ -62,8 +62,11 @@ Listener = Callable[[AttentionCall], Tensor | None]
 
 
 def computes_own_attention(module: nn.Module) -> bool:
-    """Whether a module computes attention by itself and says what its scores are made of, as blocks of this package do:
-    `queries_and_keys(x)`, `scale`, `causal`, and `keys`, a module that keys pass through on their way to the scores."""
+    """Return whether a module computes attention by itself and exposes what its scores are made of.
+
+    Blocks of this package do: `queries_and_keys(x)`, `scale`, `causal`, and `keys`, a module that keys pass through on
+    their way to the scores.
+    """
     return all(hasattr(module, name) for name in ("queries_and_keys", "keys", "scale", "causal"))
 
 
@@ -322,7 +325,7 @@ def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
     for module in _importers(len(sys.modules)):
         if vars(module).get(_NAME) is product:
             yield module, _NAME
-    for path in {"__main__", *(kind.__module__ for found in set(map(type, model.modules())) for kind in found.__mro__)}:
+    for path in {"__main__", *(kind.__module__ for cls in set(map(type, model.modules())) for kind in cls.__mro__)}:
         home = sys.modules.get(path)
         if home is not None and path.partition(".")[0] != "torch":
             yield from [(home, name) for name, value in vars(home).items() if value is product]

@@ -57,7 +57,7 @@ from conserved.attention.gauge_constants import (
     with_marker,
 )
 from conserved.attention.invariance import Attend, Invariance, probe_invariance
-from conserved.attention.sampled_rows import readable_mask
+from conserved.attention.sampled_rows import document_of_tokens, packed_documents, readable_mask
 
 ConstantName = Literal["rows", "mean", "running"]
 
@@ -150,7 +150,7 @@ class CenteredAttention:
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
         if constants.value is not None:
             sees = None if plain else self._sees(first, q, k, options)
-            first = self._restored(first, constants.value, sees)
+            first = self._restored(first, constants.of_tokens(constants.value), sees)
         with torch.no_grad():
             self.rule.observe(k.detach(), _heads_first(first, self.output_axis).detach())
         return (first, *others) if isinstance(outputs, tuple) else first
@@ -162,7 +162,10 @@ class CenteredAttention:
         shown = [(name, _kind(option)) for name, option in sorted(options.items())]
         kind = (*shown, query.dtype, query.device.type, query.ndim, query.shape[-1])
         if kind not in self.probed:
-            self.probed[kind] = probe_invariance(attend, query, key, value)
+            q, k = (_heads_first(tensor, self.axis) for tensor in (query, key))
+            bounds = packed_documents(q, k, options)
+            signs = None if bounds is None else 1.0 - 2.0 * (document_of_tokens(bounds, key.shape[self.axis]) % 2)
+            self.probed[kind] = probe_invariance(attend, query, key, value, signs, self.axis, self.output_axis)
         return self.probed[kind]
 
     def _decodes(self, query: Tensor, key: Tensor) -> bool:
@@ -182,7 +185,8 @@ class CenteredAttention:
                 # The same number must be subtracted and added, so it is rounded to what the output is stored in.
                 stored = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
                 constant = constant.to(stored).to(value.dtype)
-            return Constants(chosen.key.to(key.dtype) if self.keys and chosen.key is not None else None, constant)
+            key_constant = chosen.key.to(key.dtype) if self.keys and chosen.key is not None else None
+            return Constants(key_constant, constant, chosen.documents)
 
     def _sees(self, output: Tensor, query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
         """Return for every output row whether it sees a key: from the mask, or else by the marker."""
@@ -276,7 +280,7 @@ def centered(
 
 def _shifted(key: Tensor, value: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
     """Subtract the constants, in one launch if there are two and kernels apply."""
-    c, e = constants.key, constants.value
+    c, e = (None if part is None else constants.of_tokens(part) for part in (constants.key, constants.value))
     if c is None or e is None:
         return key if c is None else key - c, value if e is None else value - e
     if _same_heads(key, c) and _same_heads(value, e) and kernels_apply(key, value, c, e):
@@ -291,6 +295,7 @@ def _same_heads(tensor: Tensor, constant: Tensor) -> bool:
         tensor.ndim == constant.ndim == 4
         and constant.is_contiguous()
         and constant.shape[0] == tensor.shape[0]
+        and constant.shape[2] == 1
         and tensor.shape[1] % constant.shape[1] == 0
     )
 

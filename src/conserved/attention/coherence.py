@@ -95,12 +95,12 @@ def gaussian_coherence(length: int, width: int, samples: int = 16, seed: int = 0
     if length < 2 or width < 1 or samples < 2:
         raise ValueError(f"Two keys, one entry and two samples at least; got {length}, {width}, {samples}.")
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    coherences = []
     for _ in range(samples):
         keys = torch.randn(length, width, generator=generator)
         centred = (keys - keys.mean(0)).double()
         basis = torch.linalg.qr(centred).Q if length > width else torch.linalg.svd(centred, full_matrices=False).U
         rank = min(width, length - 1)
-        found.append(length / rank * float(basis[:, :rank].square().sum(-1).max()))
-    values = torch.tensor(found, dtype=torch.float64)
+        coherences.append(length / rank * float(basis[:, :rank].square().sum(-1).max()))
+    values = torch.tensor(coherences, dtype=torch.float64)
     return float(values.mean()), float(values.std())

@@ -1,4 +1,4 @@
-r"""When a head's series should worry someone: a departure from its own recent past that healthy training does not show.
+r"""Departures of a head's series from its own recent past that healthy training does not show.
 
 A series x_1, x_2, … of positive numbers (key coherence, largest logit, evenness of attention) is read in logarithms.
 Its departure at t is how far log x_t lies, in the harmful direction, from the median of the `memory` samples before the
@@ -62,8 +62,8 @@ class DepartureRule:
             for name, series in run.items():
                 kind = name.rpartition(".")[2]
                 if kind in HARM:
-                    found = departures(kind, series, memory=memory, patience=patience)
-                    largest[kind] = max([largest[kind], *(value for value in found if not math.isnan(value))])
+                    values = departures(kind, series, memory=memory, patience=patience)
+                    largest[kind] = max([largest[kind], *(value for value in values if not math.isnan(value))])
         if not any(largest.values()):
             raise ValueError("No healthy run is longer than the rule's memory; there is nothing to calibrate on.")
         thresholds = {kind: margin * value for kind, value in largest.items()}
@@ -71,7 +71,7 @@ class DepartureRule:
 
 
 def departures(kind: str, series: Sequence[float], *, memory: int, patience: int) -> list[float]:
-    """The smallest departure among the last `patience` samples, at every sample; NaN while the past is too short."""
+    """Return at every sample the smallest departure among the last `patience` ones; NaN while the past is too short."""
     watch = _Series(kind, memory, patience)
     return [watch.add(value) for value in series]
 
@@ -89,7 +89,7 @@ class _Series:
         self.past = deque(maxlen=self.memory + self.patience)
 
     def add(self, value: float) -> float:
-        """Take a sample; how far the last few lie from the samples before them, at least."""
+        """Add a sample and return how far the last few lie from the samples before them, at least."""
         # What is not a number any more has departed as far as anything can.
         level = math.log(max(value, FLOOR[self.kind])) if math.isfinite(value) else HARM[self.kind] * math.inf
         self.past.append(level)

@@ -71,8 +71,8 @@ class EnergyField:
     @property
     def rank(self) -> Float[Tensor, "*heads"]:
         """How many singular values stand above rounding; NaN where not all are known."""
-        found = (self.singular_values > self.floor[..., None]).sum(-1).double()
-        return found if self.complete else torch.full_like(found, torch.nan)
+        rank = (self.singular_values > self.floor[..., None]).sum(-1).double()
+        return rank if self.complete else torch.full_like(rank, torch.nan)
 
     @property
     def energy(self) -> Float[Tensor, "*heads"]:
@@ -108,17 +108,17 @@ class EnergyField:
         """exp of the entropy of σ/Σσ (Roy and Vetterli, 2007); NaN where not all σ are known."""
         total = self.singular_values.sum(-1, keepdim=True)
         shares = self.singular_values / total
-        found = torch.special.entr(shares).sum(-1).exp()
-        found = torch.where(self._nothing, 0.0, found)
-        return found if self.complete else torch.full_like(found, torch.nan)
+        rank = torch.special.entr(shares).sum(-1).exp()
+        rank = torch.where(self._nothing, 0.0, rank)
+        return rank if self.complete else torch.full_like(rank, torch.nan)
 
     @property
     def stable_rank(self) -> Float[Tensor, "*heads"]:
         """‖E‖_F²/‖E‖², at most the rank; NaN where no singular value is known."""
         if not self.singular_values.shape[-1]:
             return torch.full_like(self.energy, torch.nan)
-        found = self.energy / self.singular_values[..., 0].square()
-        return torch.where(self._nothing, 0.0, found)
+        rank = self.energy / self.singular_values[..., 0].square()
+        return torch.where(self._nothing, 0.0, rank)
 
     def __repr__(self) -> str:
         return f"<EnergyField: {display.title(self)}>"
@@ -192,10 +192,10 @@ def energy_field(
     # Coarser keys are summed to 1e-8 of the largest: a direction below that is not theirs.
     space = KeySpace.of(keys, ridge, tolerance=1e-12 if k.dtype == torch.float64 else 1e-7)
     if queries_of is not None:
-        found = _whole(q, k, queries_of, keys, space, query_mask, key_mask, scale)
+        field = _whole(q, k, queries_of, keys, space, query_mask, key_mask, scale)
     else:
-        found = _masked(q, k, keys, space, band, query_mask, key_mask, scale, leading)
-    return found if groups is None else _flattened(found)
+        field = _masked(q, k, keys, space, band, query_mask, key_mask, scale, leading)
+    return field if groups is None else _flattened(field)
 
 
 def _whole(
@@ -240,10 +240,10 @@ def _whole(
 
 def _sizes(keys: TokenMoments, space: KeySpace, heads: torch.Size) -> list[Tensor]:
     """Keys, rank and ridge dimension of every query head."""
-    found = [keys.count, space.rank.double()]
+    statistics = [keys.count, space.rank.double()]
     if space.ridge_dimension is not None:
-        found.append(space.ridge_dimension)
-    return [x.expand(heads) for x in found]
+        statistics.append(space.ridge_dimension)
+    return [x.expand(heads) for x in statistics]
 
 
 def _masked(

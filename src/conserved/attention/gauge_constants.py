@@ -7,7 +7,8 @@ The rounding error of dQ is at most proportional to |k̄_i - c| for row i, where
 
 which are means over *rows of attention*, not over tokens. They differ where heads attend to few keys: with an attention
 sink whose value is near zero, O_i is near zero while the mean value is not, and subtracting the mean value would make
-the error larger. Rows also answer what to do when windows move: every row counts once, whatever it sees.
+the error larger. Rows also answer what to do when windows move: every row counts once, whatever it sees. Documents that
+are packed into one sequence are different softmaxes, and each gets constants from rows of its own, up to a number.
 
 Subtracting rounds. fl(k - c) is exact where c/2 <= k <= 2c (Sterbenz); elsewhere it is off by up to u |k - c|, which
 perturbs scores that may be large. So a component of a constant is used only where it exceeds twice the standard
@@ -32,8 +33,11 @@ from torch import Tensor
 from conserved.attention.fused_centering import kernels_apply, sampled_constants
 from conserved.attention.sampled_rows import (
     SampledPositions,
+    document_of_tokens,
     group_size,
     hides_nothing_but_later_keys,
+    packed_documents,
+    rows_of_documents,
     sampled_rows,
     score_scale,
 )
@@ -48,12 +52,25 @@ _ROWS = 32
 """Sampled rows for every key head. The mean of m rows misses the best constant by spread / sqrt(m): 18 % of it."""
 
 
+_MOST_DOCUMENTS = 16
+"""Packed documents that get constants of their own. More would need as many rows as short documents have."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Constants:
-    """One vector for all keys and one for all values of a head, (…, key heads, 1, width); None is not subtracted."""
+    """One vector for all keys and one for all values of a head, (…, key heads, 1, width); None is not subtracted.
+
+    Documents that are packed into one sequence do not see each other, so each may have vectors of its own:
+    (…, key heads, documents, width). `documents` is then the number of the document of every token.
+    """
 
     key: Tensor | None
     value: Tensor | None
+    documents: Tensor | None = None
+
+    def of_tokens(self, constant: Tensor) -> Tensor:
+        """Return a constant as it is subtracted from tokens: one vector for all, or one for each."""
+        return constant if self.documents is None else constant.index_select(-2, self.documents)
 
 
 class ConstantRule(ABC):
@@ -72,16 +89,36 @@ class RowMeans(ConstantRule):
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
         """Return the gated means of k̄_i and O_i over sampled rows."""
-        if kernels_apply(query, key, value) and hides_nothing_but_later_keys(query, key, options):
-            return self._choose_at_once(query, key, value, options)
-        weights, sees = sampled_rows(query, key, options, _ROWS)
+        scale = score_scale(query, options)
+        plain = isinstance(scale, float | int) and hides_nothing_but_later_keys(query, key, options)
+        if plain and kernels_apply(query, key, value):
+            return self._choose_at_once(query, key, value, options, float(scale))
+        bounds = packed_documents(query, key, options)
+        if bounds is not None and 1 < len(bounds) - 1 <= _MOST_DOCUMENTS:
+            return self._choose_by_document(query, key, value, options, bounds)
+        sample = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key)).slice
+        weights, sees = sampled_rows(query, key, options, sample)
         rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
         return Constants(*_gated(rows, [key.shape[-1], value.shape[-1]], sees))
 
-    def _choose_at_once(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+    def _choose_by_document(
+        self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], bounds: Tensor
+    ) -> Constants:
+        groups = group_size(query, key)
+        number = max(1, _ROWS // groups)
+        sample = rows_of_documents(bounds, number, query.shape[-2])
+        weights, _ = sampled_rows(query, key, options, sample)
+        rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
+        # Rows are ordered by query head of the group, document and position.
+        rows = rows.unflatten(-2, (groups, len(bounds) - 1, number)).movedim(-4, -3).flatten(-3, -2)
+        c, e = _gated(rows, [key.shape[-1], value.shape[-1]])
+        return Constants(c.squeeze(-2), e.squeeze(-2), document_of_tokens(bounds, key.shape[-2]))
+
+    def _choose_at_once(
+        self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], scale: float
+    ) -> Constants:
         positions = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key))
         causal = bool(options.get("is_causal") or options.get("causal"))
-        scale = score_scale(query, options)
         gates = (GATE, LEAST_GAIN)
         return Constants(*sampled_constants(query, key, value, positions, scale, causal=causal, gates=gates))
 

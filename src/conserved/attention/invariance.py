@@ -79,7 +79,15 @@ class Invariance:
         )
 
 
-def probe_invariance(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Invariance:
+def probe_invariance(
+    attend: Attend,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    signs: Tensor | None = None,
+    axis: int = -2,
+    output_axis: int = -2,
+) -> Invariance:
     """Call an attention function with shifted keys and values of its own shapes and measure what changes.
 
     The probe runs in float32 if the function accepts that and otherwise in the precision of `query`. Every call gets
@@ -90,22 +98,30 @@ def probe_invariance(attend: Attend, query: Tensor, key: Tensor, value: Tensor) 
         query: any queries of the shape, dtype and device that the function takes.
         key: any keys of that kind.
         value: any values of that kind.
+        signs: the sign of the shift of every token, where documents are shifted by constants of their own.
+        axis: the axis of tokens in queries, keys and values, counted from the end.
+        output_axis: that of the output.
 
     Returns:
         The deviations.
     """
     device = query.device.type
+    weights = [torch.ones(1, device=query.device)] * 2
+    if signs is not None:
+        weights = [signs.reshape(-1, *[1] * (-place - 1)) for place in (axis, output_axis)]
     with unheard(), torch.no_grad(), torch.autocast(device, enabled=False):
         if query.dtype in (torch.float32, torch.float64):
-            return _probe(attend, query, key, value, query.dtype)
+            return _probe(attend, query, key, value, query.dtype, weights)
         try:
-            return _probe(attend, query, key, value, torch.float32)
+            return _probe(attend, query, key, value, torch.float32, weights)
         except (RuntimeError, TypeError, ValueError, AssertionError):
             # Kernels for half precision refuse float32 with an error of any of these types.
-            return _probe(attend, query, key, value, query.dtype)
+            return _probe(attend, query, key, value, query.dtype, weights)
 
 
-def _probe(attend: Attend, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Invariance:
+def _probe(
+    attend: Attend, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype, weights: list[Tensor]
+) -> Invariance:
     # NumPy's generator also works within torch.func transforms, which refuse random operations.
     generator = np.random.default_rng(41)
 
@@ -118,11 +134,13 @@ def _probe(attend: Attend, query: Tensor, key: Tensor, value: Tensor, dtype: tor
     q, k, v = 4 * grid(query, 3) + 2 * signs, grid(key, 8), grid(value, 8)
     # 3 for a width of 64: the shift of scores is 2 · shift · sqrt(width); at most 12, so that sums fit in 8 bits.
     shift = min(12.0, max(1.0, round(8 * 24 / query.shape[-1] ** 0.5) / 8)) * signs
+    inward, outward = (weight.to(dtype) for weight in weights)
+    shift = shift * inward
     plain = _call(attend, q, k, v)
     raised, lowered = _call(attend, q, k + shift, v), _call(attend, q, k - shift, v)
     # A weak sink takes nothing from a row until scores are lowered.
     moved = [
-        _value_deviation(_call(attend, q, keys, v + _VALUE_SHIFT)[0], outputs[0])
+        _value_deviation(_call(attend, q, keys, v + _VALUE_SHIFT * inward)[0], outputs[0], _VALUE_SHIFT * outward)
         for keys, outputs in ((k, plain), (k - shift, lowered))
     ]
     others = [_deviation(a, b) for a, b in zip(plain[1:], raised[1:], strict=True)]
@@ -146,10 +164,10 @@ def _call(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> list[Ten
     return [item.float() for item in outputs if isinstance(item, Tensor) and item.is_floating_point()]
 
 
-def _value_deviation(moved: Tensor, plain: Tensor) -> float:
+def _value_deviation(moved: Tensor, plain: Tensor, shift: Tensor) -> float:
     """Return how far an output with shifted values is from the shifted output; rows that see no key stay zero."""
     empty = (plain == 0).all(-1, keepdim=True) & (moved == 0).all(-1, keepdim=True)
-    return _deviation(moved, torch.where(empty, 0.0, plain + _VALUE_SHIFT))
+    return _deviation(moved, torch.where(empty, 0.0, plain + shift))
 
 
 def _deviation(actual: Tensor, expected: Tensor) -> float:

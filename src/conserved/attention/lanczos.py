@@ -54,8 +54,8 @@ def leading_values(
             break
         betas.append(beta)
         rights[..., step + 1] = v
-    found = history[-1]
-    return torch.nn.functional.pad(found, (0, count - found.shape[-1]))
+    values = history[-1]
+    return torch.nn.functional.pad(values, (0, count - values.shape[-1]))
 
 
 def _unit(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-r"""What the leading directions of the energy field hold: how few are enough, and from what length on.
+r"""Low-rank approximation of the energy field: how few directions are enough, and from what length on.
 
 The best approximation of E by a matrix of rank r leaves out σ_{r+1}, …: its relative error is
 (Σ_{i>r} σ_i² / Σ σ_i²)^½ in the Frobenius norm, and no entry is off by more than σ_{r+1}.
@@ -131,7 +131,7 @@ def low_rank(
         ValueError: `tolerance` is not between 0 and 1.
     """
     if not 0 < tolerance < 1:
-        raise ValueError(f"The tolerance is a relative error between 0 and 1; got {tolerance}.")
+        raise ValueError(f"Expected a tolerance between 0 and 1, got {tolerance}. Pass a relative error.")
     if q.ndim == 2:
         q, k = q[None], k[None]
     length, width = k.shape[-2:]
@@ -142,10 +142,10 @@ def low_rank(
     full = energy_field(q, k, scale=scale).singular_values
     errors, needed = truncation_errors(full), directions_needed(full, tolerance)
     ranks = torch.stack([directions_needed(values, tolerance) for values in spectra], -1)
-    found = []
+    rows = []
     for head in range(q.shape[-3]):
         growth = dict(zip(chosen, map(int, ranks[head].tolist()), strict=True))
-        found.append(
+        rows.append(
             LowRank(
                 layer=layer,
                 head=head,
@@ -157,7 +157,7 @@ def low_rank(
                 reaches={rank: next((n for n, has in growth.items() if has >= rank), None) for rank in kept},
             )
         )
-    return found
+    return rows
 
 
 def _doubling(length: int) -> list[int]:
@@ -171,7 +171,7 @@ def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, 
     gap = k.shape[-2] - q.shape[-2]
     queries: TokenMoments | None = None
     keys: TokenMoments | None = None
-    found, past = [], 0
+    spectra, past = [], 0
     for length in lengths:
         fresh = TokenMoments.of(k[..., past:length, :])
         keys = fresh if keys is None else keys.merge(fresh)
@@ -180,12 +180,12 @@ def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, 
             new = TokenMoments.of(asked)
             queries = new if queries is None else queries.merge(new)
         if queries is None:
-            found.append(k.new_zeros(q.shape[-3], 1, dtype=torch.float64))
+            spectra.append(k.new_zeros(q.shape[-3], 1, dtype=torch.float64))
         else:
             factor = keys.factor.repeat_interleave(groups, -3)
-            found.append(torch.linalg.svdvals(abs(scale) * queries.about_zero() @ factor.mT))
+            spectra.append(torch.linalg.svdvals(abs(scale) * queries.about_zero() @ factor.mT))
         past = length
-    return found
+    return spectra
 
 
 def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, **model_inputs: Any) -> LowRankTable:
@@ -203,14 +203,14 @@ def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, *
     Raises:
         NoAttentionError: no call of attention was observed.
     """
-    found: dict[str, list[LowRank]] = {}
+    by_layer: dict[str, list[LowRank]] = {}
 
     def describe(capture: Capture, calls: Iterable[AttentionInputs]) -> None:
         longest = max(calls, key=lambda call: call[1].shape[-2], default=None)
         if longest is not None:
             q, k, _ = longest
-            found[capture.path] = low_rank(q, k, tolerance=tolerance, scale=capture.scale, layer=capture.path)
+            by_layer[capture.path] = low_rank(q, k, tolerance=tolerance, scale=capture.scale, layer=capture.path)
 
     skipped = described(model, args, model_inputs, describe)
-    rows = tuple(row for rows in found.values() for row in rows)
+    rows = tuple(row for rows in by_layer.values() for row in rows)
     return LowRankTable(rows=rows, tolerance=tolerance, skipped=tuple(skipped.items()))

@@ -1,4 +1,4 @@
-r"""What has to be kept of a set of vectors, however many there are: count, mean, and a factor of their scatter.
+r"""Count, mean and a factor of the scatter of a set of vectors: all that sums over it need, however many there are.
 
 For vectors x_1 … x_n the scatter is C = Σ (x_j − m)(x_j − m)ᵀ. It is kept as a factor F with FᵀF = C, so that singular
 values are those of a d × d matrix. Two sets combine exactly (Chan, Golub and LeVeque, 1983):
@@ -81,9 +81,9 @@ class TokenMoments:
         Raises:
             ValueError: a vector is not finite.
         """
-        found = token_moments(x, mask)()
-        count, mean, factor = placed(x.device, found.count, found.mean, found.factor)
-        return TokenMoments(count=count, mean=mean, factor=factor, orthogonal=found.orthogonal)
+        moments = token_moments(x, mask)()
+        count, mean, factor = placed(x.device, moments.count, moments.mean, moments.factor)
+        return TokenMoments(count=count, mean=mean, factor=factor, orthogonal=moments.orthogonal)
 
     def merge(self, other: TokenMoments) -> TokenMoments:
         """Return the moments of two sets of vectors together.
@@ -141,8 +141,8 @@ def gram(y: Float[Tensor, "*heads n d"]) -> Float[Tensor, "*heads d d"]:
     if whole < 2 * _CHUNK:
         return y.mT @ y
     chunks = y[..., :whole, :].unflatten(-2, (-1, _CHUNK))
-    found = (chunks.mT @ chunks).sum(-3)
-    return found if whole == y.shape[-2] else found + y[..., whole:, :].mT @ y[..., whole:, :]
+    scatter = (chunks.mT @ chunks).sum(-3)
+    return scatter if whole == y.shape[-2] else scatter + y[..., whole:, :].mT @ y[..., whole:, :]
 
 
 def _scatter(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,5 +213,5 @@ def _cholesky(scatter: Tensor) -> Tensor | None:
     """The triangular factor, if every head has one; not asked for on a device, which would have to be waited for."""
     if scatter.device.type != "cpu":
         return None
-    found, failed = torch.linalg.cholesky_ex(scatter)
-    return None if bool(failed.any()) else found.mT
+    factor, failed = torch.linalg.cholesky_ex(scatter)
+    return None if bool(failed.any()) else factor.mT

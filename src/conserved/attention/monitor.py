@@ -68,7 +68,7 @@ class AttentionMonitor:
         keep: int = 10_000,
     ) -> None:
         if every < 1 or sequences < 1:
-            raise ValueError(f"every and sequences are at least 1; got {every} and {sequences}.")
+            raise ValueError(f"Expected every and sequences of at least 1, got {every} and {sequences}.")
         self.model = getattr(model, "_orig_mod", model)
         self.every, self.count = every, 0
         self.skipped: dict[str, str] = {}
@@ -79,7 +79,7 @@ class AttentionMonitor:
         self._sinks = tuple(sinks)
         self._run = run or f"attention, {new_run_name()}"
         self._config = dict(config or {}) | {"every": every, "sequences": sequences}
-        self._heard: dict[str, list[Tensor]] = {}
+        self._samples: dict[str, list[Tensor]] = {}
         self._begun = False
 
     @property
@@ -89,23 +89,23 @@ class AttentionMonitor:
 
     @contextmanager
     def listen(self) -> Iterator[None]:
-        """Around a forward pass; does nothing unless this step is sampled."""
+        """Observe the forward pass inside the context, if this step is sampled."""
         if not self.sampled:
             yield
             return
-        with listening(self.model, self._hear):
+        with listening(self.model, self._sample):
             yield
 
     def step(self) -> AttentionRecord | None:
-        """A step of training is done; the record, if it was sampled."""
+        """Count a step of training and return its record, if it was sampled."""
         self.count += 1
-        if not self._heard:
+        if not self._samples:
             return None
-        readings = {name: float(torch.stack(parts).mean()) for name, parts in self._heard.items()}
-        self._heard.clear()
-        found = tuple(self._watch.look(self.count, readings)) if self._watch is not None else ()
-        record = AttentionRecord(step=self.count, readings=readings, alarms=found)
-        self._tell(found)
+        readings = {name: float(torch.stack(parts).mean()) for name, parts in self._samples.items()}
+        self._samples.clear()
+        alarms = tuple(self._watch.look(self.count, readings)) if self._watch is not None else ()
+        record = AttentionRecord(step=self.count, readings=readings, alarms=alarms)
+        self._log(alarms)
         self.records.append(record)
         for sink in self._sinks:
             if not self._begun:
@@ -116,11 +116,11 @@ class AttentionMonitor:
 
     def series(self) -> dict[str, list[float]]:
         """Return every series so far, by name."""
-        found: dict[str, list[float]] = {}
+        table: dict[str, list[float]] = {}
         for record in self.records:
             for name, value in record.readings.items():
-                found.setdefault(name, []).append(value)
-        return found
+                table.setdefault(name, []).append(value)
+        return table
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return the latest reading of every series, as functions: for a law monitor that takes gauges of its own."""
@@ -138,7 +138,7 @@ class AttentionMonitor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _hear(self, capture: Capture) -> None:
+    def _sample(self, capture: Capture) -> None:
         if capture.problem:
             self.skipped[capture.path] = capture.problem
             return
@@ -147,24 +147,24 @@ class AttentionMonitor:
                 break
             for name, values in _readings(q, k, capture, options).items():
                 for head, value in enumerate(values):
-                    self._heard.setdefault(f"{capture.path}[{head}].{name}", []).append(value)
+                    self._samples.setdefault(f"{capture.path}[{head}].{name}", []).append(value)
 
-    def _tell(self, found: tuple[Alarm, ...]) -> None:
-        self.alarms += found
-        for kind in dict.fromkeys(alarm.code for alarm in found):
-            alike = [alarm for alarm in found if alarm.code == kind]
+    def _log(self, alarms: tuple[Alarm, ...]) -> None:
+        self.alarms += alarms
+        for kind in dict.fromkeys(alarm.code for alarm in alarms):
+            alike = [alarm for alarm in alarms if alarm.code == kind]
             others = f" {len(alike) - 1} other heads do the same." if len(alike) > 1 else ""
             LOGGER.warning("%s%s", alike[0].message, others)
 
 
 def _readings(q: Tensor, k: Tensor, capture: Capture, options: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the three series of every head; what is not finite any more is NaN, and no reason to stop a run."""
+    """Return the three series of every head, NaN where keys are not finite."""
     softmax = softmax_statistics(q, k, scale=capture.scale, softcap=capture.softcap, **options)
-    found = {"largest_logit": softmax.largest_logit, "evenness": softmax.evenness}
+    readings = {"largest_logit": softmax.largest_logit, "evenness": softmax.evenness}
     if bool(torch.isfinite(k).all()):
         # Coherence belongs to the keys alone: one of them is query enough.
         coherence = energy_field(k[..., :1, :], k).coherence
-        found["coherence"] = coherence.repeat_interleave(q.shape[-3] // k.shape[-3], -1)
+        readings["coherence"] = coherence.repeat_interleave(q.shape[-3] // k.shape[-3], -1)
     else:
-        found["coherence"] = torch.full_like(softmax.largest_logit, torch.nan)
-    return found
+        readings["coherence"] = torch.full_like(softmax.largest_logit, torch.nan)
+    return readings

@@ -1,10 +1,10 @@
-"""How much of the gradients of queries and keys was rounding, by step, layer and head, and what that amounts to."""
+"""Rounding of the gradients of queries and keys by step, layer and head, with findings, series and a heat map."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from conserved.plain_data import record_of
 
 MOSTLY_ROUNDING = 0.5
 """Relative error above which a gradient counts as mostly rounding: half as long as the gradient itself."""
+
+_MOST_STEPS = 256
+"""Steps that are kept of a long run: more than a heat map has columns."""
 
 _REMEDY = (
     "The backward pass is right and its precision is not: the kernel takes its softmax correction from a rounded "
@@ -68,6 +71,32 @@ class AttentionPrecision:
     def step(self) -> None:
         """Begin the next step."""
         self.count += 1
+
+    def take(self, other: AttentionPrecision, step: int) -> None:
+        """Add the predictions of another object as those of one step.
+
+        A long run keeps a bounded number of steps: every second one is dropped when there are too many.
+
+        Args:
+            other: predictions of one pass.
+            step: the number of the step it belongs to.
+        """
+        self.count = step
+        self._rows += [replace(row, step=step) for row in other.rows]
+        self.skipped |= other.skipped
+        steps = sorted({row.step for row in self._rows})
+        if len(steps) > _MOST_STEPS:
+            kept = set(steps[::2])
+            self._rows = [row for row in self._rows if row.step in kept]
+
+    def readings(self, step: int) -> dict[str, float]:
+        """Return the largest errors of a step and the share of heads that are mostly rounding, for a dashboard."""
+        rows = [row for row in self.rows if row.step == step]
+        if not rows:
+            return {}
+        query, key = ([_number(getattr(row, leg)) for row in rows] for leg in ("query", "key"))
+        mostly = sum(max(pair) > MOSTLY_ROUNDING for pair in zip(query, key, strict=True))
+        return {"dQ_rounding": max(query), "dK_rounding": max(key), "mostly_rounding": mostly / len(rows)}
 
     @property
     def rows(self) -> tuple[PrecisionRow, ...]:

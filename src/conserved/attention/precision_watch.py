@@ -17,7 +17,7 @@ from conserved.attention.rounding import Delta, attention_rounding
 from conserved.boundary import guarded
 
 _FUSED = ("ScaledDotProduct", "FlashAttn", "Flash", "FlexAttention", "EfficientAttention", "Cudnn")
-"""What names of the backward functions of fused kernels contain."""
+"""Parts of the names of backward functions of fused kernels."""
 
 _WALK = 8
 """Nodes between an output and its kernel: transpositions, casts, the addition of a constant."""

@@ -50,9 +50,9 @@ class Rows:
 
     def block(self, start: int, stop: int) -> Float[Tensor, "heads rows d"]:
         """Some of the vectors in double precision, without their last entry."""
-        found = self.values[:, start:stop]
-        found = found.double() if self.shift is None else double_less(found, self.shift[:, None])
-        return found if self.kept is None else torch.where(self.kept[:, start:stop, None], found, 0.0)
+        rows = self.values[:, start:stop]
+        rows = rows.double() if self.shift is None else double_less(rows, self.shift[:, None])
+        return rows if self.kept is None else torch.where(self.kept[:, start:stop, None], rows, 0.0)
 
     def norm(self) -> Float[Tensor, "*heads"]:
         """Return the size of all vectors together, without their last entries."""
@@ -65,8 +65,8 @@ class Rows:
 
     def joined(self) -> Float[Tensor, "heads n d1"]:
         """Return all vectors with their last entries."""
-        found = self.block(0, self.values.shape[-2])
-        return found if self.last is None else torch.cat((found, self.last[..., None]), -1)
+        rows = self.block(0, self.values.shape[-2])
+        return rows if self.last is None else torch.cat((rows, self.last[..., None]), -1)
 
     def ends(self, start: int, stop: int) -> Tensor | None:
         """Their last entries."""
@@ -155,13 +155,13 @@ def _sums_over(y: Rows, start: int, stop: int, square: bool) -> list[Tensor]:
     return total
 
 
-def _fill(found: Tensor, x: Rows, edge: tuple[int, int], sums: list[Tensor]) -> None:
+def _fill(result: Tensor, x: Rows, edge: tuple[int, int], sums: list[Tensor]) -> None:
     """Rows that are paired with the whole sequence."""
     heads, _, d = x.values.shape
-    rows = block_rows(heads, d, found.device)
+    rows = block_rows(heads, d, result.device)
     for at in range(*edge, rows):
         end = min(at + rows, edge[1])
-        found[:, at:end] = _far(x.block(at, end), x.ends(at, end), sums)
+        result[:, at:end] = _far(x.block(at, end), x.ends(at, end), sums)
 
 
 def _far(x: Tensor, last: Tensor | None, sums: list[Tensor]) -> Tensor:
@@ -184,19 +184,19 @@ def _near(x: Tensor, x_last: Tensor | None, y: Tensor, y_last: Tensor | None, af
 
 
 def _running(sums: list[Tensor], carry: list[Tensor], after: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """For every chunk the sums over chunks before (or after) it and the carry, and those over all of them."""
+    """Return for every chunk the sums over chunks before (or after) it and the carry, and those over all of them."""
     chunks = sums[0].shape[1]
     size = chunks if chunks <= 2 * _GROUP else _GROUP
     inner, outer = (_triangle(n, after, sums[0]) for n in (size, chunks // size))
-    found, totals = [], []
+    running, totals = [], []
     for own, base in zip(sums, carry, strict=True):
         groups = own.reshape(len(own), -1, size, base[0].numel())
         within = groups.sum(2)
         start = base.reshape(len(own), 1, -1)
         ahead = (outer @ within + start)[:, :, None]
-        found.append((inner @ groups).add_(ahead).reshape(own.shape))
+        running.append((inner @ groups).add_(ahead).reshape(own.shape))
         totals.append((start[:, 0] + within.sum(1)).reshape(base.shape))
-    return found, totals
+    return running, totals
 
 
 def _triangle(n: int, after: bool, like: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def probe(
     Raises:
         NoAttentionError: no call of attention was observed.
     """
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    by_head: dict[tuple[str, int], list[dict[str, Any]]] = {}
     generator = torch.Generator().manual_seed(seed)
 
     def describe(capture: Capture, calls: Iterable[AttentionInputs]) -> None:
@@ -158,12 +158,12 @@ def probe(
             progress(f"{capture.path or '(model)'}: queries {tuple(capture.q.shape)}")
         for q, k, options in calls:
             measured = measure(q, k, capture, options, baselines, entropy, generator)
-            for head, one in enumerate(measured):
-                found.setdefault((capture.path, head), []).append(one)
+            for head, values in enumerate(measured):
+                by_head.setdefault((capture.path, head), []).append(values)
 
     skipped = described(model, args, model_inputs, describe)
-    rows = tuple(_row(layer, head, parts) for (layer, head), parts in found.items())
-    limits = [part["limit"] for parts in found.values() for part in parts]
+    rows = tuple(_row(layer, head, parts) for (layer, head), parts in by_head.items())
+    limits = [part["limit"] for parts in by_head.values() for part in parts]
     return AttentionProbe(rows=rows, skipped=tuple(skipped.items()), verdict=_judge(rows, max(limits, default=0.0)))
 
 
@@ -259,7 +259,7 @@ def measure(
     # The largest a row of this energy could sum to.
     most = (field.row_energies * field.keys[..., None]).sqrt().amax(-1).clamp(min=1e-30)
     assert whole.bound is not None
-    found: dict[str, Tensor] = {
+    statistics: dict[str, Tensor] = {
         "rank": whole.rank,
         "rank_excess": whole.rank - whole.bound,
         "effective_rank": whole.effective_rank,
@@ -270,7 +270,7 @@ def measure(
     }
     if entropy:
         softmax = softmax_statistics(q, k, scale=capture.scale, softcap=capture.softcap, **options)
-        found |= {
+        statistics |= {
             "entropy": softmax.mean_entropy,
             "evenness": softmax.evenness,
             "largest_logit": softmax.largest_logit,
@@ -278,9 +278,9 @@ def measure(
     if baselines:
         for name, keys in (("gaussian", gaussian_keys(k, generator)), ("shuffled", shuffled_keys(k, generator))):
             other = energy_field(q, keys, scale=capture.scale, **options)
-            found[f"{name}_participation"] = other.participation
+            statistics[f"{name}_participation"] = other.participation
             if name == "shuffled":
-                found["shuffled_coherence"] = other.coherence
+                statistics["shuffled_coherence"] = other.coherence
     shared: dict[str, Any] = {
         "attention": _words(options),
         "length": k.shape[-2],
@@ -290,7 +290,7 @@ def measure(
         "limit": ROUNDING[torch.float64 if q.dtype == torch.float64 else torch.float32],
     }
     heads = q.shape[0]
-    return [shared | {name: float(value[head]) for name, value in found.items()} for head in range(heads)]
+    return [shared | {name: float(value[head]) for name, value in statistics.items()} for head in range(heads)]
 
 
 def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:

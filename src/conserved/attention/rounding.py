@@ -1,4 +1,4 @@
-r"""How much of dQ and dK of an attention call is rounding, head by head, from what a listener hears of it.
+r"""Prediction of the rounding of dQ and dK of an attention call, head by head, from what a listener observes.
 
 Fused kernels take δ_i = dO_i·fl(O_i) from the stored output. The stored output O' is seen, and the exact one follows
 from q, k and v, so the error of δ is not estimated but computed:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 _SCALES = ("scale", "scaling", "softmax_scale", "sm_scale")
 _MASKS = ("attn_mask", "attention_mask", "mask")
+_KEY_BOUNDS = ("cu_seqlens", "cu_seqlens_k", "cu_seq_lens_k", "cu_seq_k")
+_QUERY_BOUNDS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_seq_q")
+"""Bounds of packed documents as fla, flash-attn, transformers and PyTorch call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +38,59 @@ class SampledPositions:
         return slice(self.first, self.first + self.step * self.number, self.step)
 
 
+def _option(options: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the first option of these names that is given; None if none is."""
+    return next((options[name] for name in names if options.get(name) is not None), None)
+
+
 def group_size(query: Tensor, key: Tensor) -> int:
     """Return how many query heads share a key head."""
     return max(1, query.shape[-3] // key.shape[-3]) if query.ndim > 2 and key.ndim > 2 else 1
 
 
-def score_scale(query: Tensor, options: Mapping[str, Any]) -> float:
+def score_scale(query: Tensor, options: Mapping[str, Any]) -> float | Tensor:
     """Return the factor of the scores: an option, or one over the root of the width."""
-    scale: float = next((options[name] for name in _SCALES if options.get(name) is not None), query.shape[-1] ** -0.5)
-    return scale
+    scale = _option(options, _SCALES)
+    return query.shape[-1] ** -0.5 if scale is None else cast("float | Tensor", scale)
 
 
-def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: int) -> tuple[Tensor, Tensor | None]:
-    """Return softmax rows of about `count` queries for every key head, and which of them see a key.
+def packed_documents(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:
+    """Return the bounds of documents packed into one sequence, if queries and keys have the same; else None.
+
+    Args:
+        query: (heads, length, width), or the same with a batch of one.
+        key: as `query`.
+        options: the further arguments of the call by name.
+
+    Returns:
+        Zero and the end of every document, as flash-attn takes them.
+    """
+    bounds, of_queries = _option(options, _KEY_BOUNDS), _option(options, _QUERY_BOUNDS)
+    if not isinstance(bounds, Tensor) or bounds.ndim != 1 or query.shape[-2] != key.shape[-2]:
+        return None
+    # Two tensors may hold the same bounds; whether they do is known only to the device.
+    if of_queries is not bounds or len(bounds) < 2 or any(size != 1 for size in key.shape[:-3]):
+        return None
+    return bounds
+
+
+def document_of_tokens(bounds: Tensor, length: int) -> Tensor:
+    """Return the number of the document of every token."""
+    tokens = torch.arange(length, device=bounds.device)
+    return torch.searchsorted(bounds[1:-1].to(tokens.dtype), tokens, right=True)
+
+
+def rows_of_documents(bounds: Tensor, number: int, length: int) -> Tensor:
+    """Return the positions of `number` queries of every document, the middles of as many equal parts of it."""
+    starts, sizes = bounds[:-1, None].long(), bounds.long().diff()[:, None]
+    parts = torch.arange(number, device=bounds.device)
+    return (starts + sizes * (2 * parts + 1) // (2 * number)).clamp_max(length - 1).flatten()
+
+
+def sampled_rows(
+    query: Tensor, key: Tensor, options: Mapping[str, Any], sample: slice | Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return softmax rows of some queries for every key head, and which of them see a key.
 
     Masks are read where the options name them as PyTorch, transformers or flash-attn do, and ignored otherwise.
 
@@ -55,14 +98,13 @@ def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: 
         query: (…, heads, queries, width).
         key: (…, key heads, keys, width); query heads of a group follow each other.
         options: the further arguments of the call by name.
-        count: rows for every key head, shared by the query heads of its group.
+        sample: the positions of the queries, the same for all query heads of a group.
 
     Returns:
         Rows (…, key heads, rows, keys) in the precision of `key`, or in float32 on a processor, whose products of
         half precision are slow; and (…, key heads, rows, 1) of 1 and 0, or None if every row sees a key.
     """
     groups = group_size(query, key)
-    sample = SampledPositions.of(query.shape[-2], count, groups).slice
     rows = query[..., sample, :]
     if query.ndim > 2:
         rows = rows.unflatten(-3, (-1, groups)).flatten(-3, -2)
@@ -93,23 +135,26 @@ def hides_nothing_but_later_keys(query: Tensor, key: Tensor, options: Mapping[st
     """Return whether the options name no mask, window or packing, and a causal flag for equal lengths at most."""
     causal = bool(options.get("is_causal") or options.get("causal"))
     return (
-        all(options.get(name) is None for name in (*_MASKS, "block_mask", "cu_seqlens", "cu_seqlens_k"))
+        all(options.get(name) is None for name in (*_MASKS, *_KEY_BOUNDS, "block_mask"))
         and _window(options) == (-1, -1)
         and (not causal or query.shape[-2] == key.shape[-2])
     )
 
 
 def _visible(
-    sample: slice, query: Tensor, key: Tensor, options: Mapping[str, Any], groups: int
+    sample: slice | Tensor, query: Tensor, key: Tensor, options: Mapping[str, Any], groups: int
 ) -> tuple[Tensor | None, bool]:
     """Return True where a row sees a key, or what is added to its scores; and whether a row may see no key at all."""
     queries, keys = query.shape[-2], key.shape[-2]
-    number = len(range(sample.start, sample.stop, sample.step))
+    if isinstance(sample, slice):
+        index = torch.arange(sample.start, sample.stop, sample.step, device=query.device)
+    else:
+        index = sample
+    number = len(index)
     given = readable_mask(query, key, options)
     if given is not None:
         rows = given if given.shape[-2] == 1 else given[..., sample, :]
         return _over_groups(rows, groups, number), True
-    index = torch.arange(sample.start, sample.stop, sample.step, device=query.device)
     block = options.get("block_mask")
     if block is not None and hasattr(block, "mask_mod"):
         return _over_groups(_block_rows(block.mask_mod, index, query, keys), groups, number), True
@@ -145,14 +190,14 @@ def _band_rows(index: Tensor, queries: int, keys: int, options: Mapping[str, Any
     causal = bool(options.get("is_causal") or options.get("causal"))
     lower_right = bool(options.get("causal"))  # flash-attn aligns the last query with the last key
     back, ahead = _window(options)
-    bounds = options.get("cu_seqlens_k", options.get("cu_seqlens"))
+    bounds = _option(options, _KEY_BOUNDS)
     if not causal and back < 0 and ahead < 0 and bounds is None:
         return None
     columns = torch.arange(keys, device=index.device)
     distance = index[:, None] + (keys - queries if lower_right and bounds is None else 0) - columns
     conditions = []
     if isinstance(bounds, Tensor) and queries == keys:
-        documents = torch.searchsorted(bounds[1:-1].to(columns.dtype), columns, right=True)
+        documents = document_of_tokens(bounds, keys)
         conditions.append(documents[index][:, None] == documents)
     if causal:
         conditions.append(distance >= 0)
@@ -168,5 +213,5 @@ def _window(options: Mapping[str, Any]) -> tuple[int, int]:
     size = options.get("window_size")
     if isinstance(size, tuple | list) and len(size) == 2:
         return int(size[0]), int(size[1])
-    width = options.get("sliding_window")
+    width = size if isinstance(size, int) else options.get("sliding_window")
     return (int(width) - 1, -1) if isinstance(width, int) and width > 0 else (-1, -1)

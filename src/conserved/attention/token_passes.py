@@ -101,5 +101,5 @@ def _total(x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         return x.sum(-2)
     whole = x.shape[-2] // _FEW * _FEW
-    found = x[..., :whole, :].unflatten(-2, (-1, _FEW)).sum(-2).sum(-2, dtype=torch.float64)
-    return found if whole == x.shape[-2] else found + x[..., whole:, :].sum(-2, dtype=torch.float64)
+    total = x[..., :whole, :].unflatten(-2, (-1, _FEW)).sum(-2).sum(-2, dtype=torch.float64)
+    return total if whole == x.shape[-2] else total + x[..., whole:, :].sum(-2, dtype=torch.float64)

@@ -104,7 +104,7 @@ class BackwardPass:
         assembly, assembled_laws = _assembly(parts, lawful, layout)
         assembled = assembly.put_together(trained, gradients)
         table = layout_with(parts, layout)
-        apart, compared = compare_replicas(table, trained, gradients) if table.joint and not table.gathered else ([], 0)
+        apart, compared = compare_replicas(table, trained, gradients) if table.joint else ([], 0)
         if assembled.left_open:
             assembled_laws = assembled_laws.select(lambda symmetry: symmetry.name not in assembled.left_open)
         open_laws = tuple(Dropped(name, reason) for name, reason in assembled.left_open.items())

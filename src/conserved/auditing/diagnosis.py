@@ -59,8 +59,8 @@ MEANING = {
     Origin.ROUNDING: "rounding of this pass explains it",
     Origin.TRANSIENT: "not reproducible: the same pass run again satisfies the identity. A bit flip, a race or a bad "
     "device, or code that changed gradients after backward(). Seen on {where}",
-    Origin.LOOP: "not reproducible, in one audit after the other: the backward pass gives other gradients than those "
-    "in .grad. Code between backward() and optimizer.step() changes them, or the loss depends on parameters directly",
+    Origin.LOOP: "the same pass run again satisfies the identity, and {evidence}. Code between backward() and "
+    "optimizer.step() changes gradients, or the loss depends on parameters directly",
     Origin.KERNEL: "reproducible, in this run's own kernels only: {kernel}",
     Origin.PRECISION: "reproducible in {precision} only: in higher precision the identity holds. What the forward pass "
     "rounds, or a kernel's {precision} path, explains it",
@@ -71,6 +71,10 @@ MEANING = {
     Origin.UNKNOWN: "the pass could not be run again: {reason}",
 }
 """Words for each origin."""
+
+_WHOLE_LEG = "the residual is one factor on a whole side of it, which no bit flip leaves"
+_EVERY_AUDIT = "that in one audit after the other"
+"""Evidence that gradients were changed after the backward pass, on purpose or not."""
 
 KERNELS = {
     "eager": "compiled code (without torch.compile it holds)",
@@ -96,7 +100,7 @@ class Diagnosis:
 
     def repeated(self) -> Diagnosis:
         """Return the diagnosis of a residual that is not reproducible again and again."""
-        return replace(self, origin=Origin.LOOP, message=MEANING[Origin.LOOP])
+        return replace(self, origin=Origin.LOOP, message=MEANING[Origin.LOOP].format(evidence=_EVERY_AUDIT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +150,15 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
         suspects.floors, noise_multiples(plan.entries, sample.samples) * sample.sigmas
     )
     again &= ~coherent(plan.symmetries, theta, first, sample.residuals, suspects.floors)
+    # Hardware corrupts entries, rows or tiles; one factor on a whole leg is something that a program did, and what it
+    # did to a parameter is seen by every identity of that parameter.
+    changed = {
+        name for place in wrong.tolist() if suspects.factors[place] for name in suspects.symmetries[place].parameters
+    }
     for place in wrong.tolist():
-        origins[place] = Origin.TRANSIENT if again[place] else Origin.PROGRAM
+        scaled = not changed.isdisjoint(suspects.symmetries[place].parameters)
+        gone = Origin.LOOP if scaled else Origin.TRANSIENT
+        origins[place] = gone if again[place] else Origin.PROGRAM
     kernel, trusted = "", set[str]()
     rest = [place for place in wrong.tolist() if not again[place]]
     holds = _holding(replay, plan, wanted, suspects.floors)
@@ -157,7 +168,7 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
         rest, kernel = _mended_by_kernels(holds, rest, limits, origins, trusted)
     if rest:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
-    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": ""}
+    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": "", "evidence": _WHOLE_LEG}
     words["trusted"] = " and ".join(sorted(trusted))
     words["where"] = place_of(next(iter(wanted.values())))
     return [

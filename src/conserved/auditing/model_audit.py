@@ -338,7 +338,7 @@ class _Case:
             floors, scales = self.limits[places] - roots, left.balance.scales[places]
             for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
                 left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
-                known[place] = exact.diagnosis
+                known[place] = self._in_series(place, exact.diagnosis, former)
         for place, diagnosis in known.items():
             self.diagnoses[place] = diagnosis
             if diagnosis.wrong:
@@ -407,7 +407,7 @@ class _Case:
         self.diagnoses |= {place: former[self.names[place]] for place in exact if self._decided(place, former)}
         places = [place for place in exact if place not in self.diagnoses]
         if places:
-            self._diagnose(places, replay, used, accumulated)
+            self._diagnose(places, replay, used, accumulated, former)
         for place, found in self.diagnoses.items():
             if found.origin is not Origin.UNKNOWN:
                 self.limits[place] = max(self.limits[place], found.limit)
@@ -425,7 +425,15 @@ class _Case:
             return place not in self.factors and float(self.left.residuals[place]) <= 1.5 * known.limit
         return True
 
-    def _diagnose(self, places: list[int], replay: Replay, used: torch.dtype, accumulated: int) -> None:
+    def _diagnose(
+        self,
+        places: list[int],
+        replay: Replay,
+        used: torch.dtype,
+        accumulated: int,
+        former: Mapping[str, Diagnosis],
+    ) -> None:
+        """Replay the pass for these identities."""
         suspects = Suspects(
             symmetries=[self.symmetries[place] for place in places],
             residuals=self.left.residuals[places],
@@ -435,7 +443,14 @@ class _Case:
             precision=used,
             passes=accumulated,
         )
-        self.diagnoses |= dict(zip(places, diagnose(suspects, replay), strict=True))
+        for place, diagnosis in zip(places, diagnose(suspects, replay), strict=True):
+            self.diagnoses[place] = self._in_series(place, diagnosis, former)
+
+    def _in_series(self, place: int, diagnosis: Diagnosis, former: Mapping[str, Diagnosis]) -> Diagnosis:
+        """Return a diagnosis in the light of the last audit: what is never reproducible is not hardware."""
+        known = former.get(self.names[place])
+        again = known is not None and known.origin is diagnosis.origin is Origin.TRANSIENT
+        return diagnosis.repeated() if again else diagnosis
 
     def _leave_noise_open(self, used: torch.dtype) -> None:
         """Without a replay, refute what rounding cannot look like and leave the rest open.
@@ -577,11 +592,15 @@ def _sensitivity(case: _Case, used: torch.dtype, *, replayed: bool) -> Sensitivi
     terms = of_legs(case.backward.laws.plan, points, gradients)
     # A wrong factor is told from rounding by its direction, down to twice the residual that is there without it.
     factors = np.maximum(case.left.floors, 2 * np.nan_to_num(case.left.residuals))
-    if not replayed and used in HALF:
-        # Of two legs of one size, a factor on one leaves 1/√2 of itself.
-        factors = np.maximum(factors, [least_factor(symmetry) / 2**0.5 for symmetry in case.symmetries])
+    limits = case.limits
+    if not replayed:
+        # Without a replay only gross residuals are refuted, and in half precision only factors that kernels do not
+        # leave. Of two legs of one size, a factor on one leaves 1/√2 of itself.
+        limits = np.maximum(limits, [unmistakable(used, symmetry) for symmetry in case.symmetries])
+        if used in HALF:
+            factors = np.maximum(factors, [least_factor(symmetry) / 2**0.5 for symmetry in case.symmetries])
     sided = np.array([shows_factors(symmetry) for symmetry in case.symmetries], dtype=bool)
-    limits = np.where(sided & ~case.left.nearly, np.minimum(case.limits, factors), case.limits)
+    limits = np.where(sided & ~case.left.nearly, np.minimum(limits, factors), limits)
     return sensitivity(case.symmetries, case.held, limits, case.left.balance.scales, terms)
 
 

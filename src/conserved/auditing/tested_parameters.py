@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -141,11 +142,16 @@ def _free(chosen: list[Symmetry], trained: Mapping[str, Tensor], seen: Sensitivi
             size = 0.0 if seen is None else seen.legs.get((symmetry.name, leg.view.parameter), 0.0)
             if leg.view.parameter in trained and size <= STATED:
                 views[leg.view.parameter].add(leg.view)
-    return {name: _unseen(views[name], tuple(parameter.shape)) for name, parameter in trained.items()}
+    return {name: _unseen(frozenset(views[name]), tuple(parameter.shape)) for name, parameter in trained.items()}
 
 
-def _unseen(views: set[View], shape: tuple[int, ...]) -> int:
-    """Entries of a parameter that none of the views sees."""
+@lru_cache(maxsize=1 << 14)
+def _unseen(views: frozenset[View], shape: tuple[int, ...]) -> int:
+    """Return how many entries of a parameter none of the views sees.
+
+    A mask of all entries is made, once: every audit of a run asks the same, and a mask of 10⁸ entries takes as long as
+    the audit itself.
+    """
     total = prod(shape)
     if not views or any(view.n * view.m >= total for view in views):
         return 0 if views else total

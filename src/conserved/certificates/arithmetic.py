@@ -73,8 +73,8 @@ class Numbers(Elementary):
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:
         """Return the same number everywhere, since numbers of no kind change in place."""
-        one = self.array([value], ())
-        return np.full(shape, one[()], dtype=one.dtype)
+        scalar = self.array([value], ())
+        return np.full(shape, scalar[()], dtype=scalar.dtype)
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Return an array of exact zeros."""
@@ -125,9 +125,9 @@ class Balls(Numbers):
     """Arb's real balls at the precision of the surrounding `precision` block."""
 
     def array(self, values: Sequence[float | int | Fraction], shape: tuple[int, ...]) -> Array:
-        found = np.empty(len(values), dtype=object)
-        found[:] = [ball(v) for v in values]
-        return found.reshape(shape)
+        balls = np.empty(len(values), dtype=object)
+        balls[:] = [ball(v) for v in values]
+        return balls.reshape(shape)
 
     def apply(self, function: str, a: Array) -> Array:
         return _each(BALL_FUNCTIONS[function], a)
@@ -137,11 +137,11 @@ class Balls(Numbers):
         if not a.size or not b.size:
             return self.zeros((*a.shape[:-1], columns))
         left, right = a.reshape(-1, rows * inner), b.reshape(-1, inner * columns)
-        found = np.empty((len(left), rows * columns), dtype=object)
-        for place, (x, y) in enumerate(zip(left, right, strict=True)):
+        products = np.empty((len(left), rows * columns), dtype=object)
+        for index, (x, y) in enumerate(zip(left, right, strict=True)):
             product = flint.arb_mat(rows, inner, x.tolist()) * flint.arb_mat(inner, columns, y.tolist())
-            found[place, :] = product.entries()
-        return found.reshape(*a.shape[:-1], columns)
+            products[index, :] = product.entries()
+        return products.reshape(*a.shape[:-1], columns)
 
     def greater(self, node: Node, a: Array, b: Array, moving: bool) -> Array:
         pairs = zip(a.ravel().tolist(), b.ravel().tolist(), strict=True)
@@ -149,16 +149,16 @@ class Balls(Numbers):
 
     def order(self, node: Node, a: Array, moving: bool) -> Array:
         rows = a.reshape(-1, a.shape[-1])
-        found = np.empty(rows.shape, dtype=np.int64)
-        for place, row in enumerate(rows):
+        orders = np.empty(rows.shape, dtype=np.int64)
+        for index, row in enumerate(rows):
             middle = np.array([float(v.mid()) for v in row])
-            found[place] = np.argsort(-middle, kind="stable")
-            for first, second in zip(found[place][:-1], found[place][1:], strict=True):
+            orders[index] = np.argsort(-middle, kind="stable")
+            for first, second in zip(orders[index][:-1], orders[index][1:], strict=True):
                 if not row[first] > row[second] and (moving or not row[first] == row[second]):
                     raise UndecidedError(
                         f"Entries {first} and {second} cannot be separated, so their order is undecided."
                     )
-        return found.reshape(a.shape)
+        return orders.reshape(a.shape)
 
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Array:
         return np.full(shape, 2 / flint.arb.const_sqrt_pi(), dtype=object)
@@ -180,9 +180,9 @@ def ball(value: float | int | Fraction) -> flint.arb:
 
 
 def _each(function: Callable[[flint.arb], flint.arb], a: Array) -> Array:
-    found = np.empty(a.size, dtype=object)
-    found[:] = [function(v) for v in a.ravel().tolist()]
-    return found.reshape(a.shape)
+    values = np.empty(a.size, dtype=object)
+    values[:] = [function(v) for v in a.ravel().tolist()]
+    return values.reshape(a.shape)
 
 
 BALL_FUNCTIONS: dict[str, Callable[[flint.arb], flint.arb]] = {

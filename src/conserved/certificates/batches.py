@@ -150,22 +150,22 @@ class SampleBatch:
         program = self.program
         values = self._run(theta, samples)
         adjoints: dict[int, Jet] = {program.output: Jet({0: self.arrays.exact(samples.v)})}
-        for place in range(program.output, -1, -1):
-            if not program.moving[place] or place not in adjoints or program.nodes[place].op == "parameters":
+        for index in range(program.output, -1, -1):
+            if not program.moving[index] or index not in adjoints or program.nodes[index].op == "parameters":
                 continue
-            node = program.nodes[place]
-            passed = self._backward(node, adjoints.pop(place), [values[i] for i in node.inputs], values[place])
+            node = program.nodes[index]
+            passed = self._backward(node, adjoints.pop(index), [values[i] for i in node.inputs], values[index])
             for source, term in zip(node.inputs, passed, strict=True):
                 if term is not None and program.moving[source]:
                     adjoints[source] = adjoints[source] + term if source in adjoints else term
-        found = [adjoints[p] for p, node in enumerate(program.nodes) if node.op == "parameters" and p in adjoints]
-        return found[0] if found else Jet({})
+        gradients = [adjoints[p] for p, node in enumerate(program.nodes) if node.op == "parameters" and p in adjoints]
+        return gradients[0] if gradients else Jet({})
 
     def _run(self, theta: Jet, samples: Samples) -> list[Any]:
         values: list[Any] = []
-        for place, node in enumerate(self.program.nodes):
+        for index, node in enumerate(self.program.nodes):
             value = self._forward(node, [values[i] for i in node.inputs], theta, samples.x)
-            values.append(Jet({**value.parts, 0: samples.known[place]}) if place in samples.known else value)
+            values.append(Jet({**value.parts, 0: samples.known[index]}) if index in samples.known else value)
         return values
 
     def _forward(self, node: Node, inputs: list[Any], theta: Jet, x: Sequence[Array]) -> Any:
@@ -216,13 +216,13 @@ class SampleBatch:
 
     def _joined(self, change: Callable[..., Array], inputs: Sequence[Jet]) -> Jet:
         """Return a linear map of several operands together; a coefficient that one of them lacks is zero."""
-        found: dict[int, SampleArray] = {}
+        parts: dict[int, SampleArray] = {}
         for key in {key for item in inputs for key in item.parts}:
             zeros = (self.arrays.exact(np.zeros((1, *item.value.shape[1:]))) for item in inputs)
-            found[key] = self.arrays.together(
+            parts[key] = self.arrays.together(
                 change, *(item.parts.get(key, zero) for item, zero in zip(inputs, zeros, strict=True))
             )
-        return Jet(found)
+        return Jet(parts)
 
     def _whole(self, node: Node, inputs: list[Array]) -> Array:
         """Whole numbers, where machine integers hold them exactly."""
@@ -292,8 +292,8 @@ class SampleBatch:
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
             shape = inputs[2].value.shape[1:]
-            kept = self._moved(lambda p: _replaced(p, index, np.zeros((1, *shape))), g)
-            return [kept, None, self._moved(lambda p: _picked(p, index, shape), g)]
+            retained = self._moved(lambda p: _replaced(p, index, np.zeros((1, *shape))), g)
+            return [retained, None, self._moved(lambda p: _picked(p, index, shape), g)]
         if op == "take":
             return self._taken_back(node, g, [item.value.shape[1:] for item in inputs])
         raise NotBatchedError(f"{op} is differentiated sample by sample.")
@@ -305,10 +305,10 @@ class SampleBatch:
 
         def add(p: Array) -> Array:
             flat = p.reshape(len(p), -1)
-            found = np.zeros((len(flat), size))
+            gathered = np.zeros((len(flat), size))
             rows = np.arange(len(flat))[:, None]
-            np.add.at(found, (rows, np.broadcast_to(index, flat.shape)), flat)
-            return found.reshape(len(p), *shape)
+            np.add.at(gathered, (rows, np.broadcast_to(index, flat.shape)), flat)
+            return gathered.reshape(len(p), *shape)
 
         return g.map(lambda part: self.arrays.gathered(add, part, index.shape[1]))
 
@@ -324,10 +324,10 @@ class SampleBatch:
 
         def add(p: Array) -> Array:
             flat = p.reshape(len(p), -1)
-            found = np.zeros((len(flat), ends[-1] + 1))
+            sums = np.zeros((len(flat), ends[-1] + 1))
             if len(targets):
-                found[:, targets] = flat[:, order] if longest == 1 else np.add.reduceat(flat[:, order], starts, axis=1)
-            return found
+                sums[:, targets] = flat[:, order] if longest == 1 else np.add.reduceat(flat[:, order], starts, axis=1)
+            return sums
 
         joined = g.map(lambda part: self.arrays.gathered(add, part, longest))
 

@@ -59,8 +59,8 @@ class Builder:
             raise NoRuleError("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
         if not real and bool((values.abs() > WHOLE).any()):
             raise NoRuleError("A constant is a whole number beyond 2⁵³, which programs do not have.")
-        found = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
-        return replace(found, boolean=tensor.dtype == torch.bool)
+        ref = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
+        return replace(ref, boolean=tensor.dtype == torch.bool)
 
     def ref(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
         """Return a node, made of a constant if need be."""
@@ -72,12 +72,12 @@ class Builder:
 
     def truth(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
         """1 where a number is not zero."""
-        found = self.ref(item)
-        if not found.discrete:
+        ref = self.ref(item)
+        if not ref.discrete:
             raise NoRuleError("Whether a real is zero has no rule in ball arithmetic.")
-        if found.boolean:
-            return found
-        return self.opposite(self.node("equal", found, self.full(found.shape, 0, True), shape=found.shape))
+        if ref.boolean:
+            return ref
+        return self.opposite(self.node("equal", ref, self.full(ref.shape, 0, True), shape=ref.shape))
 
     def real(self, a: NodeRef) -> NodeRef:
         """As reals."""
@@ -142,11 +142,11 @@ class Builder:
         if not n:
             return a
         over = sorted({axis % n for axis in axes}) if axes else list(range(n))
-        kept = [axis for axis in range(n) if axis not in over]
+        remaining = [axis for axis in range(n) if axis not in over]
         count = int(np.prod([a.shape[i] for i in over]))
-        shape = [a.shape[i] for i in kept]
+        shape = [a.shape[i] for i in remaining]
         if count:
-            rows = positions(a.shape).permute(*kept, *over).reshape(*shape, count)
+            rows = positions(a.shape).permute(*remaining, *over).reshape(*shape, count)
             total = self.node("sum", self.take([a], rows), shape=shape)
         else:
             total = self.full(shape, 0, a.discrete)
@@ -171,10 +171,10 @@ class Builder:
     def along(self, index: NodeRef, shape: Sequence[int], axis: int) -> NodeRef:
         """Places in a flattened tensor of a shape, for an index along one axis as torch.gather understands it."""
         axis %= len(shape)
-        place = positions(shape).narrow(axis, 0, 1)
-        place = place[tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(index.shape))]
+        offsets = positions(shape).narrow(axis, 0, 1)
+        offsets = offsets[tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(index.shape))]
         stride = int(np.prod(shape[axis + 1 :]))
-        return self.add(self.multiply(index, stride), self.constant(place.expand(index.shape)))
+        return self.add(self.multiply(index, stride), self.constant(offsets.expand(index.shape)))
 
 
 def positions(shape: Sequence[int]) -> Tensor:

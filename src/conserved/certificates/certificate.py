@@ -61,8 +61,8 @@ def examine(contents: CertificateContents, progress: Progress | None = None) -> 
     except UndecidedError:
         patterns = []
     tiers, enclosed = [], 0.0
-    for place, group in enumerate(contents.laws):
-        say(f"laws of symmetry {place + 1} of {len(contents.laws)}")
+    for index, group in enumerate(contents.laws):
+        say(f"laws of symmetry {index + 1} of {len(contents.laws)}")
         tier, width = _tier(contents, group, patterns)
         tiers.append(tier)
         enclosed = max(enclosed, width)
@@ -83,14 +83,14 @@ def _tier(
 def pieces(contents: CertificateContents) -> list[tuple[Input, Any]]:
     """Inputs that differ in their discrete tensors or in what comparisons give; one for each pattern."""
     used = sorted({contents.samples[s][0] for word in contents.words for s in word})
-    found: dict[Any, tuple[Input, Any]] = {}
-    for place in used:
-        x = contents.inputs[place]
+    by_pattern: dict[Any, tuple[Input, Any]] = {}
+    for index in used:
+        x = contents.inputs[index]
         decided = decisions_at(contents.program, contents.theta, x, contents.bits)
         discrete = [t for t, n in zip(x.tensors, contents.program.input_nodes, strict=True) if n.discrete]
         key = tuple(tuple(a.ravel().tolist()) for a in (*discrete, *decided.values()))
-        found.setdefault(key, (x, decided))
-    return list(found.values())
+        by_pattern.setdefault(key, (x, decided))
+    return list(by_pattern.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -278,9 +278,9 @@ class Certificate:
                 status=Verdict.INCONCLUSIVE,
                 message="The laws are not known as well as the certificate says.",
                 evidence=tuple(
-                    Evidence(what=text, value=found.value, limit=said.value)
-                    for text, found, said in zip(self.formulas, findings.tiers, self.tiers, strict=True)
-                    if found != said
+                    Evidence(what=text, value=tier.value, limit=claimed.value)
+                    for text, tier, claimed in zip(self.formulas, findings.tiers, self.tiers, strict=True)
+                    if tier != claimed
                 ),
             )
         return verdict_of(self.contents, findings)
@@ -309,7 +309,7 @@ def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str,
 def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
     """Return the verdict on a claim, with its evidence; proofs and enclosures are never counted together."""
     size, rank = contents.program.size, len(contents.words)
-    at_most, found = size - rank, contents.found
+    at_most, law_count = size - rank, contents.found
     known = list(zip(contents.laws, findings.tiers, strict=True))
     by_tier = {tier: sum(len(group) for group, t in known if t is tier) for tier in Status}
     bits = findings.rank.bits
@@ -322,15 +322,15 @@ def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
         )
     ]
     if findings.laws is not None:
-        what = f"‖I − MP‖ for the gradients of {found} laws"
-        evidence.append(Evidence(what=what, value=findings.laws.bound, limit=1.0, proof=findings.laws.proved))
+        quantity = f"‖I − MP‖ for the gradients of {law_count} laws"
+        evidence.append(Evidence(what=quantity, value=findings.laws.bound, limit=1.0, proof=findings.laws.proved))
     if by_tier[Status.PROVED]:
         patterns = "" if findings.patterns == 1 else f", for {findings.patterns} patterns of tokens and decisions"
-        what = f"laws proved by a symbolic argument{patterns}"
-        evidence.append(Evidence(what=what, value=by_tier[Status.PROVED], proof=True))
+        quantity = f"laws proved by a symbolic argument{patterns}"
+        evidence.append(Evidence(what=quantity, value=by_tier[Status.PROVED], proof=True))
     if by_tier[Status.VERIFIED]:
-        what = f"{by_tier[Status.VERIFIED]} laws enclosed around zero at random points, {ENCLOSURE_BITS} bits"
-        evidence.append(Evidence(what=what, value=findings.enclosed))
+        quantity = f"{by_tier[Status.VERIFIED]} laws enclosed around zero at random points, {ENCLOSURE_BITS} bits"
+        evidence.append(Evidence(what=quantity, value=findings.enclosed))
     problem = ""
     if not findings.rank.proved:
         problem = f"The rank {rank} could not be proved. {findings.rank.reason}"
@@ -341,16 +341,16 @@ def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
     if problem:
         return Verdict(status=Verdict.INCONCLUSIVE, message=problem.strip(), evidence=tuple(evidence))
     status = Verdict.VERIFIED if by_tier[Status.VERIFIED] else Verdict.PROVED
-    return Verdict(status=status, message=_sentence(contents, at_most, found, by_tier), evidence=tuple(evidence))
+    return Verdict(status=status, message=_sentence(contents, at_most, law_count, by_tier), evidence=tuple(evidence))
 
 
-def _sentence(contents: CertificateContents, at_most: int, found: int, by_tier: Mapping[Status, int]) -> str:
+def _sentence(contents: CertificateContents, at_most: int, law_count: int, by_tier: Mapping[Status, int]) -> str:
     scope = "" if contents.program.analytic else " near θ, for inputs that activate what the samples activate"
     if any(node.discrete for node in contents.program.input_nodes):
         scope += ", for the token sequences of the samples" if scope else " for the token sequences of the samples"
     laws = f"{at_most} independent law{'' if at_most == 1 else 's'}"
-    if found != at_most:
-        return f"At most {laws} exist{scope} (proved); {found} are listed, so the list may not be complete."
+    if law_count != at_most:
+        return f"At most {laws} exist{scope} (proved); {law_count} are listed, so the list may not be complete."
     if not by_tier[Status.VERIFIED]:
         return f"Exactly {laws} of {contents.program.size} parameters{scope}, all listed."
     return (

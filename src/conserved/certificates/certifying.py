@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
+from conserved._torch_compat import tree_flatten, tree_map
 from conserved.certificates.arithmetic import Array, Floats
 from conserved.certificates.certificate import Certificate, Progress, claim, examine, verdict_of
 from conserved.certificates.chosen_brackets import choose
@@ -172,14 +172,14 @@ def _laws_and_words(
         groups = listed(chosen, function, program, theta, [Input(x) for x in inputs], seed)
         return groups, program.size - sum(map(len, groups))
 
-    found, origin = (given, GIVEN) if given is not None else read_off(function, traced.first)
-    say(f"{len(found)} laws, {origin}")
-    groups, target = kept(found)
+    laws, origin = (given, GIVEN) if given is not None else read_off(function, traced.first)
+    say(f"{len(laws)} laws, {origin}")
+    groups, target = kept(laws)
     samples, words = choose(program, theta, inputs, target, seed, say)
     if given is None and len(words) < target:
         # Fewer directions than the laws leave room for: some laws are missing, and are searched for.
-        groups, target = kept(together(found, search()))
-        origin = origin + SEARCHED if len(found) else "searched for in gradients"
+        groups, target = kept(together(laws, search()))
+        origin = origin + SEARCHED if len(laws) else "searched for in gradients"
         if len(words) > target:
             samples, words = choose(program, theta, inputs, target, seed, say)
     return groups, words, samples, origin
@@ -196,11 +196,11 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
     proved there without trust in the inference.
     """
     try:
-        found = recognize(function.evaluate, dict(function.start), x)
+        law_set = recognize(function.evaluate, dict(function.start), x)
     except Exception as problem:
         return LawSet(symmetries=()), f"not inferred ({type(problem).__name__})"
-    exact = found.select(lambda symmetry: symmetry.exact)
-    verified = sum(found.verdict(symmetry.name) == Verdict.VERIFIED for symmetry in exact)
+    exact = law_set.select(lambda symmetry: symmetry.exact)
+    verified = sum(law_set.verdict(symmetry.name) == Verdict.VERIFIED for symmetry in exact)
     order = list(function.start)
     exact = LawSet(symmetries=tuple(upright(symmetry, order) for symmetry in exact))
     return exact, f"inferred from the program, {verified} of {len(exact)} verified on it in float64"
@@ -253,8 +253,8 @@ def _faithful(
     Every input is tried at a point of its own, so that a value taken out of θ while tracing shows.
     """
     numbers = Floats()
-    for place, x in enumerate(pool):
-        where = theta if not place else function.generic_point(generator)
+    for index, x in enumerate(pool):
+        where = theta if not index else function.generic_point(generator)
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
         with written_out():
             value = function(where, x).detach().numpy()
@@ -268,14 +268,14 @@ def _faithful(
                 "takes values out of tensors (item, numpy, nn.Parameter), or it rounds on purpose. Write it with "
                 "torch.where and tensors of fixed shape."
             )
-        mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
-        if not _close(mine, expected, 1e-7):
+        own = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
+        if not _close(own, expected, 1e-7):
             raise UnsuitableError(
                 "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
                 "custom autograd function, a hook). Training it follows no function that could be certified."
             )
 
 
-def _close(mine: Array, theirs: Array, tolerance: float) -> bool:
-    size = float(np.abs(theirs).max(initial=0.0)) + 1
-    return bool(np.allclose(mine, theirs, rtol=tolerance, atol=tolerance / 100 * size))
+def _close(own: Array, expected: Array, tolerance: float) -> bool:
+    size = float(np.abs(expected).max(initial=0.0)) + 1
+    return bool(np.allclose(own, expected, rtol=tolerance, atol=tolerance / 100 * size))

@@ -46,18 +46,18 @@ class Choice:
 
     def pick(self, rows: Vectors, most: int) -> list[int]:
         """Return which rows to add, largest remainder first, until nothing or enough is left."""
-        left = self._rest(rows)
+        remaining = self._rest(rows)
         chosen: list[int] = []
-        while len(chosen) < most and len(left):
-            sizes = np.linalg.norm(left, axis=1)
+        while len(chosen) < most and len(remaining):
+            sizes = np.linalg.norm(remaining, axis=1)
             best = int(sizes.argmax())
             if sizes[best] < _SMALLEST:
                 break
-            fresh = left[best] / sizes[best]
+            fresh = remaining[best] / sizes[best]
             fresh = self._rest(fresh[None])[0]
             fresh /= np.linalg.norm(fresh)
             self._append(fresh)
-            left -= np.outer(left @ fresh, fresh)
+            remaining -= np.outer(remaining @ fresh, fresh)
             chosen.append(best)
         return chosen
 
@@ -129,10 +129,10 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Brack
         except NotBatchedError:
             terms = [_single_terms(program, theta, word) for word in words]
         first, second = (np.concatenate(part) for part in zip(*terms, strict=True))
-        found = first - second
+        difference = first - second
         sizes = np.linalg.norm(first, axis=1) + np.linalg.norm(second, axis=1)
-        good = np.isfinite(found).all(axis=1) & (sizes > 0) & np.isfinite(sizes)
-        return np.where(good[:, None], found / np.where(good, sizes, 1)[:, None], 0.0)
+        good = np.isfinite(difference).all(axis=1) & (sizes > 0) & np.isfinite(sizes)
+        return np.where(good[:, None], difference / np.where(good, sizes, 1)[:, None], 0.0)
 
 
 def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> tuple[Vectors, Vectors]:
@@ -164,6 +164,6 @@ def _used(
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
     """Samples that words use, renumbered."""
     words = list(words)
-    needed = sorted({place for word in words for place in word})
+    needed = sorted({index for word in words for index in word})
     order = {old: new for new, old in enumerate(needed)}
-    return [samples[old] for old in needed], [[order[place] for place in word] for word in words]
+    return [samples[old] for old in needed], [[order[index] for index in word] for word in words]

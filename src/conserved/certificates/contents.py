@@ -94,10 +94,10 @@ def parse(text: str | bytes) -> Any:
     """JSON without what two readers could take differently: repeated names, NaN, bytes that are no text."""
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        record = dict(pairs)
+        if len(record) != len(pairs):
             raise ValueError("a name occurs twice in one object")
-        return found
+        return record
 
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is not a number")
@@ -105,15 +105,15 @@ def parse(text: str | bytes) -> Any:
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
         text.encode("utf-8")
-        found = json.loads(text, object_pairs_hook=object_of, parse_constant=constant)
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
+        record = json.loads(text, object_pairs_hook=object_of, parse_constant=constant)
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise MalformedError("it holds characters that are no text.") from None
     except RecursionError:
         raise MalformedError("it is nested too deeply.") from None
     except ValueError as problem:
         raise MalformedError(f"it is not JSON: {printable(str(problem))}") from None
-    return found
+    return record
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -178,18 +178,18 @@ def _law_record(form: Form) -> dict[str, Any]:
 
 
 def _about(value: Any) -> dict[str, str]:
-    found = _mapping(value, "about")
-    for key, text in found.items():
+    mapping = _mapping(value, "about")
+    for key, text in mapping.items():
         if not isinstance(text, str):
             raise MalformedError(f"about.{shown(key)} is {kind_of(text)}; expected text.")
-    return dict(found)
+    return dict(mapping)
 
 
 def _group(value: Any, name: str, size: int) -> tuple[Form, ...]:
-    found = tuple(_each(value, name, lambda v, n: _law(v, n, size)))
-    if not found:
+    laws = tuple(_each(value, name, lambda v, n: _law(v, n, size)))
+    if not laws:
         raise MalformedError(f"{name} is a symmetry without laws.")
-    return found
+    return laws
 
 
 def _law(value: Any, name: str, size: int) -> Form:
@@ -218,11 +218,11 @@ def _term(entry: Any, where: str, places: int, size: int) -> tuple[Any, ...]:
 
 def _input(value: Any, name: str, program: Program) -> Input:
     tensors = _each(value, name, lambda entries, name: entries, len(program.input_nodes))
-    found = []
+    result = []
     for entries, node in zip(tensors, program.input_nodes, strict=True):
         numbers = _each(entries, name, _integer if node.discrete else real_number, math.prod(node.shape))
-        found.append(np.array(numbers, dtype=np.int64 if node.discrete else np.float64).reshape(node.shape))
-    return Input(tuple(found))
+        result.append(np.array(numbers, dtype=np.int64 if node.discrete else np.float64).reshape(node.shape))
+    return Input(tuple(result))
 
 
 def _mapping(value: Any, name: str) -> Mapping[str, Any]:

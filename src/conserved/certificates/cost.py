@@ -81,10 +81,10 @@ def refuse_costly(contents: CertificateContents) -> None:
             f"Expected proofs of at most {MOST_PRODUCTS:,} products, got {cost.products:,}. Certify a narrower model, "
             "or raise conserved.certificates.cost.MOST_PRODUCTS if you trust the file."
         )
-    for what, count in (("words", len(contents.words)), ("laws", contents.found)):
+    for label, count in (("words", len(contents.words)), ("laws", contents.found)):
         if count > contents.program.size:
             raise MalformedError(
-                f"Expected at most {contents.program.size:,} {what}, one for each parameter, got {count:,}: more are "
+                f"Expected at most {contents.program.size:,} {label}, one for each parameter, got {count:,}: more are "
                 "never independent."
             )
 

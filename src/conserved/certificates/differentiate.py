@@ -38,11 +38,11 @@ def run(
     its product with the transposed backward pass, instead of the derivative of the value.
     """
     values: list[ProgramValue] = []
-    for place, node in enumerate(program.nodes):
+    for index, node in enumerate(program.nodes):
         inputs = [values[i] for i in node.inputs]
         jets = [value.parts for value in inputs if isinstance(value, Jet)]
         parts = None if node.discrete or not jets else numbers.shortcut(node, jets)
-        value = Jet(parts) if parts is not None else _forward(program, numbers, place, inputs, theta, x)
+        value = Jet(parts) if parts is not None else _forward(program, numbers, index, inputs, theta, x)
         if stopped and node.op == "stop":
             value = Jet({0: value.value})
         values.append(Jet(numbers.settle(value.parts, node)) if isinstance(value, Jet) else value)
@@ -50,9 +50,9 @@ def run(
 
 
 def _forward(
-    program: Program, numbers: Numbers, place: int, inputs: list[ProgramValue], theta: Jet, x: Sequence[Array]
+    program: Program, numbers: Numbers, position: int, inputs: list[ProgramValue], theta: Jet, x: Sequence[Array]
 ) -> ProgramValue:
-    node = program.nodes[place]
+    node = program.nodes[position]
     op = node.op
     if op == "parameters":
         return theta
@@ -169,28 +169,28 @@ def _replace(index: Array, a: Array, b: Array) -> Array:
     _inside(index, a.size)
     if len(np.unique(index)) != index.size:
         raise MalformedError("An entry is scattered to twice; which one stays is left open.")
-    found = a.ravel().copy()
-    found[index.ravel()] = b.ravel()
-    return found.reshape(a.shape)
+    flat = a.ravel().copy()
+    flat[index.ravel()] = b.ravel()
+    return flat.reshape(a.shape)
 
 
 def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> Jet:
     """∇_θ ⟨f(x; θ), v⟩, a jet in the directions of θ."""
     values = run(program, numbers, theta, sample.x)
     adjoints: dict[int, Jet] = {program.output: Jet({0: sample.v})}
-    for place in range(program.output, -1, -1):
-        node = program.nodes[place]
-        if not program.moving[place] or place not in adjoints or node.op == "parameters":
+    for index in range(program.output, -1, -1):
+        node = program.nodes[index]
+        if not program.moving[index] or index not in adjoints or node.op == "parameters":
             continue
-        passed = _backward(numbers, node, adjoints.pop(place), values, place)
+        passed = _backward(numbers, node, adjoints.pop(index), values, index)
         for source, term in zip(node.inputs, passed, strict=True):
             if term is not None and program.moving[source]:
                 adjoints[source] = adjoints[source] + term if source in adjoints else term
-    (theta_place,) = (place for place, node in enumerate(program.nodes) if node.op == "parameters")
+    (theta_place,) = (index for index, node in enumerate(program.nodes) if node.op == "parameters")
     return adjoints[theta_place] if theta_place in adjoints else Jet({0: numbers.zeros((program.size,))})
 
 
-def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], place: int) -> list[Jet | None]:
+def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], index: int) -> list[Jet | None]:
     """Return what an adjoint passes on to the inputs of its node: the transposed derivative."""
     op = node.op
     inputs = [values[i] for i in node.inputs]
@@ -204,7 +204,7 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], 
     if op == "stop":
         return [None]
     if op in UNARY:
-        return [g * derivative(numbers, op, inputs[0], values[place])]
+        return [g * derivative(numbers, op, inputs[0], values[index])]
     if op == "multiply":
         return [g * inputs[1], g * inputs[0]]
     if op == "matmul":
@@ -235,13 +235,13 @@ def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]
 
 def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
     """Return the transpose of taking entries: each is added back where it came from."""
-    found = numbers.zeros((size,))
+    total = numbers.zeros((size,))
     flat = part.ravel()
     if len(np.unique(places)) == len(places):
-        found[places] = flat
+        total[places] = flat
     else:
-        np.add.at(found, places, flat)
-    return found
+        np.add.at(total, places, flat)
+    return total
 
 
 def bracket(program: Program, numbers: Numbers, theta: Jet, word: Sequence[Sample]) -> Jet:

@@ -64,13 +64,13 @@ class _Places:
         self.shapes = list(parameters.values())
         self.starts = [0, *itertools.accumulate(map(prod, self.shapes))]
 
-    def entry(self, place: int) -> tuple[int, Index]:
-        which = bisect_right(self.starts, place) - 1
-        rest, found = place - self.starts[which], []
+    def entry(self, index: int) -> tuple[int, Index]:
+        which = bisect_right(self.starts, index) - 1
+        rest, indices = index - self.starts[which], []
         for size in reversed(self.shapes[which]):
             rest, last = divmod(rest, size)
-            found.append(last)
-        return which, tuple(reversed(found))
+            indices.append(last)
+        return which, tuple(reversed(indices))
 
 
 _HOLE = "\0"
@@ -91,34 +91,34 @@ def _read(form: Form, places: _Places, norms: bool) -> Read:
         if b:
             p, where = places.entry(i)
             terms.setdefault((p,), {}).setdefault(b, []).append((where,))
-    pieces = [(value, key, sorted(found)) for key, groups in terms.items() for value, found in groups.items()]
+    pieces = [(value, key, sorted(result)) for key, groups in terms.items() for value, result in groups.items()]
     if not pieces:
         return "0", []
     text, numbers = "", list[int]()
     unit = abs(pieces[0][0])
-    for value, key, found in pieces:
+    for value, key, result in pieces:
         size = abs(value) / unit
         sign = ("−" if value < 0 else "") if not text else (" − " if value < 0 else " + ")
-        term, indices = _term(key, found, places)
+        term, indices = _term(key, result, places)
         text += sign + ("" if size == 1 else f"{size:.6g}·") + term
         numbers += indices
     return text, numbers
 
 
-def _term(key: tuple[int, ...], found: list[tuple[Index, ...]], places: _Places) -> Read:
+def _term(key: tuple[int, ...], indices: list[tuple[Index, ...]], places: _Places) -> Read:
     names = [printable(places.names[which]).replace(_HOLE, "") for which in key[:2]]
-    sides = [_slice([entry[side] for entry in found], places.shapes[key[side]]) for side in range(len(found[0]))]
+    sides = [_slice([entry[side] for entry in indices], places.shapes[key[side]]) for side in range(len(indices[0]))]
     if len(key) == 1:
         if sides[0] is None:
-            return f"Σ of {len(found)} entries of {names[0]}", []
-        return f"{'Σ' if len(found) > 1 else ''}{names[0]}{sides[0][0]}", sides[0][1]
-    squares = all(left == right for left, right in found)
-    if any(side is None for side in sides) or [e[1] for e in found] != sorted(e[1] for e in found):
-        what = f"squares of {names[0]}" if squares else f"products {names[0]}·{names[1]}"
-        return f"Σ of {len(found)} {what}", []
+            return f"Σ of {len(indices)} entries of {names[0]}", []
+        return f"{'Σ' if len(indices) > 1 else ''}{names[0]}{sides[0][0]}", sides[0][1]
+    squares = all(left == right for left, right in indices)
+    if any(side is None for side in sides) or [e[1] for e in indices] != sorted(e[1] for e in indices):
+        description = f"squares of {names[0]}" if squares else f"products {names[0]}·{names[1]}"
+        return f"Σ of {len(indices)} {description}", []
     (a, first), (b, second) = sides  # type: ignore[misc]
     if squares and len(key) == 3:
-        return (f"‖{names[0]}{a}‖²" if len(found) > 1 else f"{names[0]}{a}²"), first
+        return (f"‖{names[0]}{a}‖²" if len(indices) > 1 else f"{names[0]}{a}²"), first
     return f"⟨{names[0]}{a}, {names[1]}{b}⟩", [*first, *second]
 
 

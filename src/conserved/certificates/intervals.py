@@ -61,17 +61,17 @@ class Interval:
 
     def __mul__(self, other: Interval) -> Interval:
         middle = self.middle * other.middle
-        mine, theirs = np.abs(self.middle), np.abs(other.middle)
-        spread = mine * other.radius + self.radius * (theirs + other.radius) + _U * np.abs(middle)
+        left, right = np.abs(self.middle), np.abs(other.middle)
+        spread = left * other.radius + self.radius * (right + other.radius) + _U * np.abs(middle)
         return Interval(middle, spread * _WIDER + _TINY)
 
     def __matmul__(self, other: Interval) -> Interval:
         length = self.shape[-1]
         _allowed(length)
-        mine, theirs = np.abs(self.middle), np.abs(other.middle)
+        left, right = np.abs(self.middle), np.abs(other.middle)
         middle = self.middle @ other.middle
-        rounding = (length + 2) * 2 * _U * mine
-        spread = (rounding + self.radius) @ theirs + (mine + self.radius) @ other.radius
+        rounding = (length + 2) * 2 * _U * left
+        spread = (rounding + self.radius) @ right + (left + self.radius) @ other.radius
         return Interval(middle, spread * _WIDER + length * _TINY)
 
     def move(self, change: object) -> Interval:
@@ -110,14 +110,14 @@ class Interval:
         ball = BALL_FUNCTIONS[function]
         with precision(_FUNCTION_BITS):
             pairs = zip(self.middle.ravel().tolist(), self.radius.ravel().tolist(), strict=True)
-            for place, (m, r) in enumerate(pairs):
+            for index, (m, r) in enumerate(pairs):
                 value = ball(flint.arb(m, r)) if np.isfinite(m) and np.isfinite(r) else flint.arb(0, float("inf"))
                 near = float(value.mid())
-                middle[place] = near
-                radius[place] = float(abs(value - near).abs_upper()) if np.isfinite(near) else np.inf
+                middle[index] = near
+                radius[index] = float(abs(value - near).abs_upper()) if np.isfinite(near) else np.inf
         known = np.isfinite(middle) & np.isfinite(radius)
-        found = np.where(known, middle, 0.0), np.where(known, radius * _WIDER + _TINY, np.inf)
-        return Interval(found[0].reshape(self.shape), found[1].reshape(self.shape))
+        enclosure = np.where(known, middle, 0.0), np.where(known, radius * _WIDER + _TINY, np.inf)
+        return Interval(enclosure[0].reshape(self.shape), enclosure[1].reshape(self.shape))
 
     def _reciprocal(self) -> Interval:
         """|1/x − 1/m| ≤ r / (|m| (|m| − r)) for x within r of m."""
@@ -162,9 +162,9 @@ def rounded(balls: Array) -> Interval:
 
 def rounds_to_nearest() -> bool:
     """Whether this process computes as the bounds assume: to nearest, and without flushing small numbers to zero."""
-    one, half = np.float64(1.0), np.array([2.0**-53, 2.0**-52])
+    unit, half = np.float64(1.0), np.array([2.0**-53, 2.0**-52])
     small = np.array([2.0**-540]) * np.array([2.0**-530])
-    return bool(((one + half) == [1.0, 1.0 + 2.0**-52]).all() and ((one - half / 2)[0] == 1.0) and small[0] > 0)
+    return bool(((unit + half) == [1.0, 1.0 + 2.0**-52]).all() and ((unit - half / 2)[0] == 1.0) and small[0] > 0)
 
 
 def independence_bounds(rows: Interval) -> Array:

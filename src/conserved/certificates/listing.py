@@ -37,12 +37,12 @@ def listed(
     sizes = np.linalg.norm(rows, axis=1, keepdims=True)
     chosen = Choice(program.size).pick(rows / np.where(sizes > 0, sizes, 1), len(places))
     sampled = random_fields(program, theta, inputs, seed)
-    kept: dict[int, list[Form]] = {}
-    for place in sorted(chosen):
-        g, k = places[place]
+    forms: dict[int, list[Form]] = {}
+    for index in sorted(chosen):
+        g, k = places[index]
         if encloses_zero(enclosure(groups[g][k], sampled)):
-            kept.setdefault(g, []).append(groups[g][k])
-    return [kept[g] for g in sorted(kept, key=lambda g: exact[g].formula)]
+            forms.setdefault(g, []).append(groups[g][k])
+    return [forms[g] for g in sorted(forms, key=lambda g: exact[g].formula)]
 
 
 def _gradient(form: Form, theta: tuple[float, ...]) -> Array:

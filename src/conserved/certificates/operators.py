@@ -65,10 +65,10 @@ def _pow(b: Builder, x: Any, exponent: Any) -> NodeRef:
         raise NoRuleError(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
     if exponent > _HIGHEST:
         raise NoRuleError(f"The power {exponent} is too high; programs are written for powers up to {_HIGHEST}.")
-    found: NodeRef | None = None
+    power: NodeRef | None = None
     for _ in range(int(exponent)):
-        found = x if found is None else b.multiply(found, x)
-    return b.full(x.shape, 1, x.discrete) if found is None else found
+        power = x if power is None else b.multiply(power, x)
+    return b.full(x.shape, 1, x.discrete) if power is None else power
 
 
 def _addmm(b: Builder, bias: Any, x: Any, y: Any, *, beta: Number = 1, alpha: Number = 1) -> NodeRef:
@@ -105,10 +105,10 @@ def _group_norm(
     grouped = b.reshape(x, [n, groups, -1])
     centred = b.subtract(grouped, b.mean(grouped, [-1], True))
     size = b.unary("sqrt", b.add(b.mean(b.multiply(centred, centred), [-1], True), float(eps)))
-    found = b.reshape(b.divide(centred, size), x.shape)
+    normalised = b.reshape(b.divide(centred, size), x.shape)
     along = [-1, *(1 for _ in x.shape[2:])]
-    found = found if weight is None else b.multiply(found, b.reshape(weight, along))
-    return (found if bias is None else b.add(found, b.reshape(bias, along))), None, None
+    normalised = normalised if weight is None else b.multiply(normalised, b.reshape(weight, along))
+    return (normalised if bias is None else b.add(normalised, b.reshape(bias, along))), None, None
 
 
 def _gelu(b: Builder, x: NodeRef, *, approximate: str = "none") -> NodeRef:
@@ -174,8 +174,8 @@ def _first(b: Builder, x: NodeRef, count: int, axis: int) -> NodeRef:
 def _max_along(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return _amax(b, x)
-    found = [_first(b, item, 1, dim) for item in _sorted(b, x, dim, True)]
-    return tuple(found if keepdim else (b.take([item], positions(item.shape).squeeze(dim)) for item in found))
+    maxima = [_first(b, item, 1, dim) for item in _sorted(b, x, dim, True)]
+    return tuple(maxima if keepdim else (b.take([item], positions(item.shape).squeeze(dim)) for item in maxima))
 
 
 def _argmax(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> NodeRef:
@@ -254,14 +254,14 @@ def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
     x = b.ref(x)
     if any(item is None for item in indices):
         raise NoRuleError("Indexing with computed indices has a rule only for leading axes.")
-    place: Any = b.constant(0)
+    offsets: Any = b.constant(0)
     for axis, index in enumerate(indices):
         index = b.ref(index)
-        place = b.add(b.multiply(place, x.shape[axis]), index)
+        offsets = b.add(b.multiply(offsets, x.shape[axis]), index)
     rest = x.shape[len(indices) :]
     inner = positions(rest)
-    place = b.reshape(b.multiply(place, inner.numel()), [*place.shape, *(1 for _ in rest)])
-    return b.gather(x, b.add(place, b.constant(inner)))
+    offsets = b.reshape(b.multiply(offsets, inner.numel()), [*offsets.shape, *(1 for _ in rest)])
+    return b.gather(x, b.add(offsets, b.constant(inner)))
 
 
 def _not(b: Builder, x: Any) -> NodeRef:

@@ -98,23 +98,23 @@ class Program:
     @cached_property
     def moving(self) -> tuple[bool, ...]:
         """For each node whether its real value depends on θ."""
-        found: list[bool] = []
+        flags: list[bool] = []
         for node in self.nodes:
-            fed = any(found[i] for i in node.inputs)
-            found.append(node.op == "parameters" or (fed and not node.discrete))
-        return tuple(found)
+            fed = any(flags[i] for i in node.inputs)
+            flags.append(node.op == "parameters" or (fed and not node.discrete))
+        return tuple(flags)
 
     @cached_property
     def decisions(self) -> tuple[int, ...]:
         """Nodes that compare values which depend on θ or on real inputs; between their jumps f is analytic."""
         real: list[bool] = []
-        found = []
-        for place, node in enumerate(self.nodes):
+        result = []
+        for index, node in enumerate(self.nodes):
             leaf = node.op == "parameters" or (node.op == "input" and not node.discrete)
             real.append(leaf or any(real[i] for i in node.inputs))
             if node.op in _DECISIONS and real[-1]:
-                found.append(place)
-        return tuple(found)
+                result.append(index)
+        return tuple(result)
 
     @property
     def analytic(self) -> bool:

@@ -73,8 +73,8 @@ def field_rows(
     rows = []
     for word in words:
         samples = [Sample(x.in_balls(program), numbers.array(v, (len(v),))) for x, v in word]
-        found = bracket(program, numbers, point, samples).parts
-        rows.append(found[0] if 0 in found else numbers.zeros((program.size,)))
+        parts = bracket(program, numbers, point, samples).parts
+        rows.append(parts[0] if 0 in parts else numbers.zeros((program.size,)))
     return np.stack(rows)
 
 
@@ -136,16 +136,16 @@ def field_intervals(
                 values[id(x)] = values_in_intervals(program, theta, x, bits)
         # One input for all is one run for all.
         inputs = [samples[0][0]] if len({id(x) for x, _ in samples}) == 1 else [x for x, _ in samples]
-        known = {place: _joined([values[id(x)][place] for x in inputs]) for place in values[id(inputs[0])]}
+        known = {index: _joined([values[id(x)][index] for x in inputs]) for index in values[id(inputs[0])]}
         tensors = tuple(np.stack(each) for each in zip(*(x.tensors for x in inputs), strict=True))
         return Samples(tensors, np.array([v for _, v in samples], dtype=np.float64), known)
 
     for places in _batches(program, words):
         with np.errstate(all="ignore"):
             word = [letters([words[p][k] for p in places]) for k in range(len(words[places[0]]))]
-            found = batch.bracket(point, word).parts.get(0)
-        if found is not None:
-            middle[places], radius[places] = found.middle, found.radius
+            part = batch.bracket(point, word).parts.get(0)
+        if part is not None:
+            middle[places], radius[places] = part.middle, part.radius
     return Interval(middle, radius)
 
 
@@ -156,8 +156,8 @@ def _joined(parts: Sequence[Interval]) -> Interval:
 def _batches(program: Program, words: Sequence[Sequence[tuple[Input, Sequence[int]]]]) -> Iterator[list[int]]:
     """Words of one length, single samples of one input, few enough to be computed together."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for place, word in enumerate(words):
-        groups.setdefault((len(word), id(word[0][0]) if len(word) == 1 else 0), []).append(place)
+    for index, word in enumerate(words):
+        groups.setdefault((len(word), id(word[0][0]) if len(word) == 1 else 0), []).append(index)
     for (length, _), places in groups.items():
         step = chunk_size(program, length)
         yield from (places[start : start + step] for start in range(0, len(places), step))
@@ -173,8 +173,8 @@ def values_in_intervals(program: Program, theta: Sequence[float], x: Input, bits
         numbers = Balls()
         values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
         return {
-            place: intervals.rounded(value.value).move(lambda part: part[None])
-            for place, (node, value) in enumerate(zip(program.nodes, values, strict=True))
+            index: intervals.rounded(value.value).move(lambda part: part[None])
+            for index, (node, value) in enumerate(zip(program.nodes, values, strict=True))
             if isinstance(value, Jet) and node.op in _ARITHMETIC
         }
 
@@ -188,17 +188,17 @@ def _bound_in_intervals(
     the rows that are too wide are seen, and only those are computed again in balls.
     """
     try:
-        found = field_intervals(program, theta, words, bits)
+        result = field_intervals(program, theta, words, bits)
         with np.errstate(all="ignore"):
-            bounds = intervals.independence_bounds(found)
+            bounds = intervals.independence_bounds(result)
         wide = np.flatnonzero(~(bounds < _NARROW))
-        if len(wide) and np.isfinite(found.middle).all():
+        if len(wide) and np.isfinite(result.middle).all():
             with precision(bits):
-                for place in wide.tolist():
-                    row = intervals.rounded(field_rows(program, theta, [words[place]], Balls())[0])
-                    found.middle[place], found.radius[place] = row.middle, row.radius
+                for index in wide.tolist():
+                    row = intervals.rounded(field_rows(program, theta, [words[index]], Balls())[0])
+                    result.middle[index], result.radius[index] = row.middle, row.radius
             with np.errstate(all="ignore"):
-                bounds = intervals.independence_bounds(found)
+                bounds = intervals.independence_bounds(result)
         return float(bounds.max(initial=0.0))
     except (UndecidedError, NotBatchedError, OverflowError):
         return float("inf")
@@ -256,8 +256,8 @@ def prove_independent_laws(forms: Sequence[Form], theta: Sequence[float], bits: 
 def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) -> dict[Node, Array]:
     """Return what every comparison of reals gives at (θ, x), certified."""
     compared = [
-        place
-        for place, node in enumerate(program.nodes)
+        index
+        for index, node in enumerate(program.nodes)
         if node.op in ("greater", "order") and not program.nodes[node.inputs[0]].discrete
     ]
     if not compared:
@@ -267,7 +267,7 @@ def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) 
             numbers = Balls()
             try:
                 values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
-                return {program.nodes[place]: values[place] for place in compared}
+                return {program.nodes[index]: values[index] for index in compared}
             except UndecidedError:
                 if 2 * bits > MOST_BITS:
                     raise
@@ -322,14 +322,14 @@ def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Inp
         return RandomFields((), (), undecided=True)
     with precision(ENCLOSURE_BITS):
         numbers = Balls()
-        for place in range(_POINTS):
+        for index in range(_POINTS):
             steps = [Fraction(rng.randint(-(2**12), 2**12), 2**16) for _ in theta]
             point = tuple(Fraction(value) * (1 + step) + step for value, step in zip(theta, steps, strict=True))
             x = tuple(
                 t
                 if node.discrete
                 else numbers.array([e + rng.randint(-512, 512) / 2**14 for e in t.ravel().tolist()], t.shape)
-                for t, node in zip(inputs[place % len(inputs)].tensors, program.input_nodes, strict=True)
+                for t, node in zip(inputs[index % len(inputs)].tensors, program.input_nodes, strict=True)
             )
             v = numbers.array([rng.randint(-3, 3) for _ in range(program.outputs)], (program.outputs,))
             here = Jet({0: numbers.array(point, (program.size,))})
@@ -366,13 +366,13 @@ def departure(form: Form, sampled: RandomFields) -> float:
 
 def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
     """At every random point ⟨∇h, X⟩, and the largest ‖∇h‖₁ ‖X‖_∞ can be."""
-    found = []
+    points = []
     with precision(ENCLOSURE_BITS):
         for point, field in zip(sampled.points, sampled.fields, strict=True):
             gradient = Balls().array(form.gradient(point), (len(point),))
             size = float(np.abs(gradient).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            found.append(((gradient * field).sum(), size))
-    return found
+            points.append(((gradient * field).sum(), size))
+    return points
 
 
 def encloses_zero(value: float) -> bool:

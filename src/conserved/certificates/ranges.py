@@ -21,9 +21,9 @@ TypeLimits = dict[int, WholeRange]
 def refuse_wraparound(program: Program, limits: TypeLimits, inputs: Sequence[tuple[Array, ...]]) -> None:
     """Refuse a function in which an integer may leave the range of its type."""
     spans: list[WholeRange] = []
-    for place, node in enumerate(program.nodes):
+    for index, node in enumerate(program.nodes):
         spans.append(_span(node, [spans[i] for i in node.inputs], program, inputs) if node.discrete else (0, 0))
-        low, high = limits.get(place, spans[-1])
+        low, high = limits.get(index, spans[-1])
         if not low <= spans[-1][0] <= spans[-1][1] <= high:
             raise UnsuitableError(
                 f"A whole number may reach {max(spans[-1], key=abs):,} and wrap around in PyTorch, whose type ends at "

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from conserved import _torch_compat
+from conserved._torch_compat import TorchDispatchMode, storage_key, tree_leaves, tree_map
 from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 from conserved.inference.capture import has_hooks
 from conserved.inference.gradient_accumulators import held_elsewhere
@@ -68,12 +68,12 @@ class _Marking(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return self._written(func, args, kwargs, stopped)
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if not stopped and func is not torch.ops.aten.detach.default:
-            return found
+            return result
         given: set[int] = set()
         tree_map(lambda value: given.add(_home(value)) if isinstance(value, Tensor) else None, (args, kwargs))
-        return tree_map(lambda value: self._marked(value, given, stopped) if _real(value) else value, found)
+        return tree_map(lambda value: self._marked(value, given, stopped) if _real(value) else value, result)
 
     def _marked(self, value: Tensor, given: set[int], stopped: bool) -> Tensor:
         home = _home(value)
@@ -106,7 +106,7 @@ class _Marking(TorchDispatchMode):
 
 def _home(value: Tensor) -> int:
     """Return which storage a tensor lies in."""
-    return value.untyped_storage()._cdata
+    return storage_key(value)
 
 
 def _real(value: Any) -> bool:
@@ -119,7 +119,7 @@ _LOOKED_AT_BY_US = {torch.Tensor.untyped_storage, torch.Tensor.data_ptr}
 def _ours() -> bool:
     """Return whether the marking itself, or PyTorch while it traces, looks at a tensor; `_home` reads storages."""
     path = sys._getframe(2).f_code.co_filename
-    return path == __file__ or "/torch/" in path
+    return path in (__file__, _torch_compat.__file__) or "/torch/" in path
 
 
 class _InSight(TorchFunctionMode):
@@ -144,9 +144,9 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
     with torch.enable_grad(), written_out():
         output = function(theta.detach().clone().requires_grad_(), x)
     seen: set[Any] = set()
-    left = [output.grad_fn]
-    while left:
-        node = left.pop()
+    pending = [output.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -157,7 +157,7 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
                 "a backward hook of a module). A certificate is about derivatives of what is computed; write it with "
                 "operators of PyTorch."
             )
-        left += [after for after, _ in node.next_functions]
+        pending += [after for after, _ in node.next_functions]
 
 
 def refuse_hooks(parameters: dict[str, Any]) -> None:

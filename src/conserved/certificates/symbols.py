@@ -172,10 +172,10 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
 
 def _collected(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
     """Terms of equal monomials added up; those that cancel are left out."""
-    found: Polynomial = {}
+    result: Polynomial = {}
     for key, value in terms:
-        found[key] = found[key] + value if key in found else value
-    return {key: value for key, value in found.items() if value}
+        result[key] = result[key] + value if key in result else value
+    return {key: value for key, value in result.items() if value}
 
 
 @dataclass(slots=True, eq=False)
@@ -208,15 +208,15 @@ class Symbols(Numbers):
         return _objects([self._number(v) for v in values], shape)
 
     def _number(self, value: float | int | Fraction) -> Symbol:
-        found = self._numbers.get(value)
-        if found is None:
+        symbol = self._numbers.get(value)
+        if symbol is None:
             if value == float("-inf"):
-                found = self.spell(_MINUS_INFINITY)
+                symbol = self.spell(_MINUS_INFINITY)
             else:
                 exact = Fraction(value)
-                found = self._constant(flint.fmpq(exact.numerator, exact.denominator))
-            self._numbers[value] = found
-        return found
+                symbol = self._constant(flint.fmpq(exact.numerator, exact.denominator))
+            self._numbers[value] = symbol
+        return symbol
 
     def _constant(self, exact: flint.fmpq) -> Symbol:
         return Symbol({(): exact} if exact else {}, _ONE, self.budget)
@@ -276,12 +276,12 @@ class Symbols(Numbers):
                     rate = factor * v
             reduced.append(v)
             rates.append(zero if still else rate)
-        found = {0: _objects(reduced, value.shape)}
+        result = {0: _objects(reduced, value.shape)}
         if any(rate.above for rate in rates):
-            found[1] = _objects(rates, value.shape)
+            result[1] = _objects(rates, value.shape)
         # Values of all nodes stay until the argument ends.
         self.budget.keep((*reduced, *rates))
-        return found
+        return result
 
     def is_zero(self, symbol: Symbol) -> bool:
         """Return whether it is zero, squares of roots replaced by what they are roots of."""
@@ -302,13 +302,13 @@ class Symbols(Numbers):
         for _ in range(highest):
             a, b = powers[-1]
             powers.append((times(a, inside.above), times(b, inside.below)))
-        found: Polynomial = {}
+        total: Polynomial = {}
         for key, value in above.items():
             count = key.count(root)
             rest = tuple(letter for letter in key if letter != root) + (root,) * (count % 2)
             factor = times(powers[count // 2][0], powers[highest - count // 2][1])
-            found = _plus(found, times({tuple(sorted(rest)): value}, factor))
-        return found
+            total = _plus(total, times({tuple(sorted(rest)): value}, factor))
+        return total
 
 
 def _is_minus_infinity(u: Symbol) -> bool:
@@ -332,15 +332,15 @@ def _ratio(rate: Symbol, value: Symbol) -> Symbol | None:
 
 
 def _divided(monomial: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...] | None:
-    left = list(monomial)
+    remaining = list(monomial)
     for letter in by:
-        if letter not in left:
+        if letter not in remaining:
             return None
-        left.remove(letter)
-    return tuple(left)
+        remaining.remove(letter)
+    return tuple(remaining)
 
 
 def _objects(values: Sequence[Symbol], shape: tuple[int, ...]) -> Array:
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found.reshape(shape)
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(shape)

@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from conserved._torch_compat import (
+    core_aten_decompositions,
+    traced_with_fake_tensors,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+)
 from conserved.certificates.builder import Builder, NodeRef, NoRuleError, positions
 from conserved.certificates.operators import MOVES, RULES, WRITES
 from conserved.certificates.program import MalformedError, Program
@@ -40,15 +43,15 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def call(t: Tensor, *given: Tensor) -> Tensor:
-        whole = list(leaves)
-        for place, tensor in zip(tensors, given, strict=True):
-            whole[place] = tensor
+        all_leaves = list(leaves)
+        for index, tensor in zip(tensors, given, strict=True):
+            all_leaves[index] = tensor
         with stops_marked():
-            return function(t, tree_unflatten(whole, spec))
+            return function(t, tree_unflatten(all_leaves, spec))
 
     inputs = [leaves[i] for i in tensors]
     # One mode for the shapes of all values: without it, one is made for every value of the graph.
-    with written_out(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+    with written_out(), traced_with_fake_tensors():
         try:
             decomposed = make_fx(call, decomposition_table=core_aten_decompositions_used())(theta, *inputs)
             # Decompositions write in place, so mutations are removed after them.
@@ -100,8 +103,8 @@ def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Prog
 def _input(builder: Builder, tensor: Tensor, which: int) -> NodeRef:
     if tensor.is_complex():
         raise NoRuleError("Complex inputs have no rule in ball arithmetic; pass them as pairs of reals.")
-    found = builder.node("input", shape=tensor.shape, which=which, discrete=not tensor.is_floating_point())
-    return replace(found, boolean=tensor.dtype == torch.bool)
+    ref = builder.node("input", shape=tensor.shape, which=which, discrete=not tensor.is_floating_point())
+    return replace(ref, boolean=tensor.dtype == torch.bool)
 
 
 def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -123,10 +126,10 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
         )
     try:
         if name in WRITES:
-            found = _write(builder, target, args, kwargs)
+            result = _write(builder, target, args, kwargs)
         else:
-            found = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
-        return _agreed(builder, target, found, node.meta.get("val"))
+            result = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
+        return _agreed(builder, target, result, node.meta.get("val"))
     except UnsuitableError:
         raise
     except (
@@ -170,28 +173,28 @@ def _refuse_strides(node: fx.Node) -> None:
         )
 
 
-def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
+def _agreed(builder: Builder, target: Any, result: Any, seen: Any) -> Any:
     """Return what a rule gave, with the shape and the type that PyTorch gave while tracing."""
-    if isinstance(found, list | tuple):
-        given = seen if isinstance(seen, list | tuple) else [None] * len(found)
-        return type(found)(_agreed(builder, target, *pair) for pair in zip(found, given, strict=True))
-    if not isinstance(found, NodeRef) or not isinstance(seen, Tensor):
-        return found
-    if tuple(seen.shape) != found.shape:
+    if isinstance(result, list | tuple):
+        given = seen if isinstance(seen, list | tuple) else [None] * len(result)
+        return type(result)(_agreed(builder, target, *pair) for pair in zip(result, given, strict=True))
+    if not isinstance(result, NodeRef) or not isinstance(seen, Tensor):
+        return result
+    if tuple(seen.shape) != result.shape:
         raise NoRuleError(f"The shape of what {target} gives depends on values; write it with tensors of fixed shape.")
     if seen.is_complex():
         raise NoRuleError(
             f"{target} gives complex numbers, which have no rule in ball arithmetic; write pairs of reals."
         )
     if seen.is_floating_point():
-        return builder.real(found)
-    if not found.discrete:
+        return builder.real(result)
+    if not result.discrete:
         raise NoRuleError(f"{target} of whole numbers has no rule in ball arithmetic.")
     if seen.dtype != torch.bool:
         limits = torch.iinfo(seen.dtype)
-        low, high = builder.limits.get(found.place, (limits.min, limits.max))
-        builder.limits[found.place] = (max(low, limits.min), min(high, limits.max))
-    return replace(found, boolean=seen.dtype == torch.bool)
+        low, high = builder.limits.get(result.place, (limits.min, limits.max))
+        builder.limits[result.place] = (max(low, limits.min), min(high, limits.max))
+    return replace(result, boolean=seen.dtype == torch.bool)
 
 
 def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -201,8 +204,8 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
     if any(isinstance(item, NodeRef) for item in tree_flatten((args[1:], kwargs))[0]):
         raise NoRuleError(f"The operator {target} with a computed index has no rule in ball arithmetic.")
     kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
-    found = target(counted if several else counted[0], *args[1:], **kwargs)
-    return tree_map(lambda places: builder.take(items, places - 1), found)
+    moved = target(counted if several else counted[0], *args[1:], **kwargs)
+    return tree_map(lambda places: builder.take(items, places - 1), moved)
 
 
 def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NodeRef:
@@ -225,10 +228,10 @@ def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], lis
 def pruned(program: Program, limits: TypeLimits) -> tuple[Program, TypeLimits]:
     """Without nodes the output does not need; inputs stay, so that samples keep their shape."""
     needed = {program.output} | {i for i, node in enumerate(program.nodes) if node.op in ("input", "parameters")}
-    for place in range(len(program.nodes) - 1, -1, -1):
-        if place in needed:
-            needed.update(program.nodes[place].inputs)
+    for index in range(len(program.nodes) - 1, -1, -1):
+        if index in needed:
+            needed.update(program.nodes[index].inputs)
     order = {old: new for new, old in enumerate(sorted(needed))}
     nodes = [replace(program.nodes[old], inputs=tuple(order[i] for i in program.nodes[old].inputs)) for old in order]
-    found = Program(nodes=tuple(nodes), output=order[program.output], size=program.size)
-    return well_formed(found), {order[place]: span for place, span in limits.items() if place in order}
+    shorter = Program(nodes=tuple(nodes), output=order[program.output], size=program.size)
+    return well_formed(shorter), {order[index]: span for index, span in limits.items() if index in order}

@@ -41,18 +41,18 @@ def read_program(record: Any) -> Program:
     only(record, {"nodes", "output", "size"}, "The program")
     size = whole_number(record.get("size"), "size", least=1, most=LARGEST)
     nodes: list[Node] = []
-    for place, item in enumerate(sequence(record.get("nodes"), "nodes")):
-        nodes.append(_read(item, nodes, f"node {place}", size))
+    for index, item in enumerate(sequence(record.get("nodes"), "nodes")):
+        nodes.append(_read(item, nodes, f"node {index}", size))
     output = whole_number(record.get("output"), "output", most=len(nodes) - 1)
     return well_formed(Program(nodes=tuple(nodes), output=output, size=size))
 
 
 def well_formed(program: Program) -> Program:
     """Return the program if its nodes fit each other and it is one function of one θ; else raise `MalformedError`."""
-    for place, node in enumerate(program.nodes):
-        if any(not 0 <= i < place for i in node.inputs):
-            raise MalformedError(f"node {place} ({node.op}) reads a node that does not come before it.")
-        name = f"node {place} ({node.op})"
+    for index, node in enumerate(program.nodes):
+        if any(not 0 <= i < index for i in node.inputs):
+            raise MalformedError(f"node {index} ({node.op}) reads a node that does not come before it.")
+        name = f"node {index} ({node.op})"
         if fitting(node, [program.nodes[i] for i in node.inputs], name, program.size) is not node:
             raise MalformedError(
                 f"{name} is called {'discrete' if node.discrete else 'real'}, which its operator is not."
@@ -78,12 +78,12 @@ def whole_number(value: Any, name: str, *, least: int = 0, most: int = 2**31) ->
 def real_number(value: Any, name: str, *, masked: bool = False) -> float:
     """Return a finite number written in hexadecimal, or −∞ where a mask may be."""
     try:
-        found = float.fromhex(value)
+        number = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
         raise MalformedError(f"{name} is {shown(value)}; expected a hexadecimal floating-point number.") from None
-    if not math.isfinite(found) and not (masked and found == -math.inf):
+    if not math.isfinite(number) and not (masked and number == -math.inf):
         raise MalformedError(f"{name} is not finite.")
-    return found
+    return number
 
 
 def sequence(value: Any, name: str) -> Sequence[Any]:
@@ -132,14 +132,14 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     own: dict[str, Any] = {}
     if op == "take":
         places = sequence(item.get("places"), name)
-        listed = [whole_number(place, f"a place of {name}", least=-1, most=LARGEST) for place in places]
+        listed = [whole_number(index, f"a place of {name}", least=-1, most=LARGEST) for index in places]
         own["places"] = np.array(listed, dtype=np.int64)
     elif op == "constant":
-        entries, what = sequence(item.get("values"), name), f"a value of {name}"
+        entries, label = sequence(item.get("values"), name), f"a value of {name}"
         if discrete:
-            own["values"] = tuple(whole_number(v, what, least=-WHOLE, most=WHOLE) for v in entries)
+            own["values"] = tuple(whole_number(v, label, least=-WHOLE, most=WHOLE) for v in entries)
         else:
-            own["values"] = tuple(real_number(v, what, masked=True) for v in entries)
+            own["values"] = tuple(real_number(v, label, masked=True) for v in entries)
     elif op == "input":
         own["which"] = whole_number(item.get("which", 0), f"which of {name}")
     node = Node(op=op, inputs=inputs, shape=shape, discrete=discrete, **own)

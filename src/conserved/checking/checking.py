@@ -12,14 +12,15 @@ from torch import Tensor
 
 from conserved.checking.block_identities import block_identity_tests
 from conserved.checking.check_result import Check
-from conserved.checking.dependence import changed
 from conserved.checking.directional_tests import directional_tests
 from conserved.checking.form_agreement import agreement_tests
 from conserved.checking.gradient_test import ROUNDING, Method, Tested
+from conserved.checking.held_inputs import hold_discrete_inputs
 from conserved.checking.identity_tests import identity_tests
 from conserved.checking.inner_precision import in_inner_precision
 from conserved.checking.input_regimes import regime_tests
 from conserved.checking.jax_functions import as_tensors, takes_jax_arrays, torch_form
+from conserved.checking.line_derivatives import has_derivative
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
@@ -90,7 +91,7 @@ def check(
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
         compiler = "inductor" if compiled is True else compiled or ""
         chosen = None if grad is None else [grad] if isinstance(grad, Tensor) else list(grad)
-        function = _repeats(function)
+        function = hold_discrete_inputs(_repeats(function))
         function = _generic(in_inner_precision(function)) if chosen is None else function
         return _checked(function, seed, start, start + seconds, compiler, chosen)
 
@@ -302,12 +303,8 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
     untested: dict[str, list[str]] = {}
     for place, name in enumerate(setting.function.names):
         grad = setting.grads[place]
-        value = setting.function.values[place]
         if grad is None:
-            moved = None
-            if value.ndim:
-                moved = changed(setting, place, 0, 0, value.shape[0])
-            needed = moved is not None and any(not torch.equal(a, b) for a, b in zip(moved, setting.outs, strict=True))
+            needed = any(has_derivative(setting.function, place, setting.seed) or ())
             what = "the gradient arrives where the output depends on the input"
             if needed:
                 meaning = f"{name} changes the output, and its backward returns None: detached, or left out"

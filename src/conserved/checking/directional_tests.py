@@ -160,6 +160,11 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
     aligned = aligned.clamp(-3 * size, 3 * size)
     if float(steep.abs().max()) > 0:
         yield _Direction(place=place, along=aligned, name="the gradient itself", aligned=True)
+        # Entries near zero stay on their side of it, where a root or a logarithm is steep.
+        near = torch.sign(aligned) * torch.minimum(aligned.abs(), value.abs())
+        if not torch.equal(near, aligned) and float((near * steep).abs().max()) > 0:
+            name = "the gradient, no entry moving by more than itself"
+            yield _Direction(place=place, along=near, name=name, aligned=True)
     for _ in range(3):
         yield _Direction(place=place, along=random(), name="a random direction")
     if not blocks:

@@ -6,6 +6,7 @@ its backward rounds to bfloat16. It is checked as what it is, a function of bflo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,16 +20,29 @@ from conserved.inference.probing.numerical_function import UNIT, NumericalFuncti
 
 
 class _RecordTypes(TorchDispatchMode):
-    """Records the floating-point types that operators return."""
+    """Records the floating-point types of results that depend on the inputs.
 
-    def __init__(self) -> None:
+    Constants are left out: an identity matrix is often made in float32 and then converted. Results of unknown origin,
+    as of a kernel that is given a pointer, do not count either.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.seen: set[torch.dtype] = set()
+        self._dependent: dict[int, weakref.ref[Tensor]] = {id(value): weakref.ref(value) for value in inputs}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.seen |= {leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dtype in UNIT}
+        if any(self._depends(leaf) for leaf in tree_leaves((args, kwargs))):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor) and leaf.dtype in UNIT:
+                    self.seen.add(leaf.dtype)
+                    self._dependent[id(leaf)] = weakref.ref(leaf)
         return result
+
+    def _depends(self, leaf: Any) -> bool:
+        known = self._dependent.get(id(leaf)) if isinstance(leaf, Tensor) else None
+        return known is not None and known() is leaf
 
 
 def inner_precision(function: NumericalFunction) -> torch.dtype:
@@ -37,10 +51,11 @@ def inner_precision(function: NumericalFunction) -> torch.dtype:
     Kernels are opaque: the precision they compute in shows in the measured noise.
     """
     plain = function if function.eager is None else replace(function, call=function.eager, eager=None)
-    mode = _RecordTypes()
+    values = [value.detach().clone() for value in plain.values]
+    mode = _RecordTypes(values)
     try:
-        with mode:
-            plain.outputs(plain.values)
+        with torch.no_grad(), mode:
+            plain._ran(values)
     except Exception:  # a kernel may refuse a mode in any way it likes
         return function.precision
     return max((function.precision, *mode.seen), key=lambda dtype: UNIT[dtype])

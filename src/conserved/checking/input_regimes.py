@@ -40,6 +40,9 @@ _COARSE_LENGTHS = 1.0, 2.0**-2, 2.0**-4
 _SMALL = ("tiny", "of all sizes")
 """Kinds of input with numbers near the smallest ones of float16."""
 
+_ADDED = 0.25
+"""The share of a discrepancy by which derivatives along parts of a direction may miss their sum."""
+
 _CONFIRMED = 0.125
 """How much shorter the line is along which a failure must show again."""
 
@@ -303,7 +306,40 @@ def _persists(
     else:
         each = _passed(setting, values, each.gradients, each.words)
     gap = _gap(setting, line, each)
-    return each.finite and _tells(gap, each) and gap.worst > 1
+    wrong = each.finite and _tells(gap, each) and gap.worst > 1
+    return wrong and _derivatives_add_up(setting, values, noise, moved, each, gap)
+
+
+def _derivatives_add_up(
+    setting: Setting,
+    values: Sequence[Tensor],
+    noise: Sequence[Tensor],
+    moved: Sequence[Tensor],
+    each: _Pass,
+    gap: DerivativeGap,
+) -> bool:
+    """Return whether derivatives along two parts of a direction add up to the one along it, as far as they are known.
+
+    The median of equal numbers has a derivative along every line, the same to both sides, and is not differentiable
+    there: derivatives do not add up, and no gradient is right.
+    """
+    total, error = 0.0, gap.error
+    masks = []
+    for place, along in enumerate(moved):
+        generator = torch.Generator(along.device).manual_seed(setting.seed + 401 + place)
+        masks.append(torch.randint(2, along.shape, generator=generator, device=along.device).to(along))
+    for parts in (
+        [m * along for m, along in zip(masks, moved, strict=True)],
+        [(1 - m) * along for m, along in zip(masks, moved, strict=True)],
+    ):
+        line = line_through(setting.function, values, parts, noise)
+        if line is None:
+            return True
+        part = _gap(setting, line, each)
+        if not part.converged:
+            return True
+        total, error = total + part.measured, error + part.error
+    return abs(total - gap.measured) <= max(error, _ADDED * abs(gap.measured - gap.expected))
 
 
 def _tells(gap: DerivativeGap, each: _Pass) -> bool:

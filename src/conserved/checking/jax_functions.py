@@ -108,6 +108,7 @@ def _precision(wide: bool) -> AbstractContextManager[Any]:
     """Let JAX compute in float64 where inputs are; by default it rounds everything to float32."""
     if not wide:
         return nullcontext()
+    jax = sys.modules["jax"]
     # Older releases have it among their experiments.
-    enable = getattr(sys.modules["jax"], "enable_x64", None) or importlib.import_module("jax.experimental").enable_x64
-    return cast(AbstractContextManager[Any], enable(True))
+    home = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+    return cast(AbstractContextManager[Any], home.enable_x64(True))

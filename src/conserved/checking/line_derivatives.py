@@ -50,6 +50,10 @@ _SHOWN = 2.0
 """Standard deviations of its noise from which on a difference shows truncation. A kink at the middle of the line makes
 the fourth difference four times as large as its error, so a quarter of what stays below is added to the error."""
 
+_PROPORTIONAL, _PROPORTIONAL_COARSE = 64.0, 4.0
+"""Roundings of its size by which an output must move to show that it depends on an input; in half precision fewer,
+because its kernels accumulate in float32."""
+
 _NEAR_FAR, _FOURTH = 0.625**0.5, 70.0**0.5
 """Standard deviations of near − far and of the fourth difference, in standard deviations of one output over the step:
 1/2 + 1/8 and 1 + 16 + 36 + 16 + 1 under the root."""
@@ -166,6 +170,45 @@ def line_through(
         step=step,
         reach=tuple(torch.stack([p.abs() for p in (p0, p1, p2, p3, c)]).amax(0) for p0, p1, p2, p3, c, _ in every),
     )
+
+
+def has_derivative(function: NumericalFunction, place: int, seed: int) -> tuple[bool, ...] | None:
+    """Return, by output, whether it changes in proportion to a small move of one input, beyond its rounding.
+
+    A larger move says less: a saturated softmax changes under it although its derivative is zero, and so does a
+    comparison with a threshold. The finest precision that the function takes is used. None if it takes no move.
+    """
+    own = function.values
+    for values in (tuple(value.double() for value in own), own):
+        x = wide(values[place])
+        generator = torch.Generator(x.device).manual_seed(seed + 307)
+        signs = torch.randint(2, x.shape, generator=generator, device=x.device).double() * 2 - 1
+        along = signs * x.abs().clamp_min(2.0**-4 * float(x.square().mean().sqrt()) or 1.0)
+        middle = _outputs(function, values)
+        if middle is None:
+            continue
+        unit = max(UNIT[tensor.dtype] for tensor in (*values, *middle))
+        roundings = _PROPORTIONAL if unit < _COARSE else _PROPORTIONAL_COARSE
+        noise = [roundings * unit * (wide(out).abs() + wide(out).square().mean().sqrt()) for out in middle]
+        lines = [
+            line_through(
+                function, values, [length * along if i == place else None for i in range(len(values))], noise, middle
+            )
+            for length in (1.0, 2.0**-7)
+        ]
+        if any(lines):
+            shown = [_moves(line) for line in lines if line is not None]
+            return tuple(any(every) for every in zip(*shown, strict=True))
+    return None
+
+
+def _moves(line: Line) -> list[bool]:
+    """Return, by output, whether two distances give one derivative, above the noise."""
+    moves = []
+    for near, far, deviation in zip(line.near, line.far, line.deviations, strict=True):
+        size, noise = float(near.norm()), float(deviation.norm()) / line.step
+        moves.append(size > 2 * noise and float((near - far).norm()) <= _CONVERGED * size + noise)
+    return moves
 
 
 def _representable(value: Tensor, along: Tensor, step: float) -> Tensor:

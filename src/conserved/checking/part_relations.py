@@ -15,6 +15,9 @@ from conserved.inference.probing.noise import rms, wide
 
 _FEW = 16
 
+_NEARBY = 2.0**-3
+"""The share of its size by which an entry moves to see whether a relation holds at other inputs too."""
+
 
 def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
     """Parts that the forward keeps apart: no gradient flows between them, and one run alone has the same gradient."""
@@ -138,6 +141,33 @@ def sums_reordered(setting: Setting) -> Iterator[Tested | str]:
             yield from _reordered(setting, dict.fromkeys(group, axis), {}, size, what)
 
 
+def _displaced(value: Tensor, seed: int) -> Tensor:
+    """Return nearby inputs: every entry is moved, and zeros are too."""
+    x = wide(value)
+    generator = torch.Generator(x.device).manual_seed(seed)
+    share = torch.rand(x.shape, generator=generator, device=x.device, dtype=torch.float64) - 0.5
+    return (x + _NEARBY * share * (x.abs() + rms(x))).to(value.dtype)
+
+
+def _reorders(
+    setting: Setting, axes: dict[int, int], out_axes: dict[int, int], order: Tensor, values: Sequence[Tensor]
+) -> bool:
+    """Return whether outputs are reordered, or stay, when inputs are reordered along their axes."""
+    moved = [value.index_select(axes[place], order) if place in axes else value for place, value in enumerate(values)]
+    try:
+        outs, befores = setting.function.outputs(moved), setting.function.outputs(values)
+    except REFUSALS:
+        return False
+    for number, (out, before) in enumerate(zip(outs, befores, strict=True)):
+        expected = before.index_select(out_axes[number], order) if number in out_axes else before
+        spread = setting.noise.outs[number]
+        if number in out_axes and spread.shape[out_axes[number]] > 1:
+            spread = spread.index_select(out_axes[number], order)
+        if out.shape != expected.shape or not same(setting, out, expected, spread):
+            return False
+    return True
+
+
 def _reordered(
     setting: Setting, axes: dict[int, int], out_axes: dict[int, int], size: int, what: str
 ) -> Iterator[Tested | str]:
@@ -154,17 +184,12 @@ def _reordered(
         before = setting.function.values[place]
         if rms(wide(values[place]) - wide(before)) < 0.5 * rms(before):
             return  # nearly equal entries have changed places: that proves nothing
-    try:
-        outs = setting.function.outputs(values)
-    except REFUSALS:
+    if not _reorders(setting, axes, out_axes, order, setting.function.values):
         return
-    for number, (out, before) in enumerate(zip(outs, setting.outs, strict=True)):
-        moved = before.index_select(out_axes[number], order) if number in out_axes else before
-        spread = setting.noise.outs[number]
-        if number in out_axes and spread.shape[out_axes[number]] > 1:
-            spread = spread.index_select(out_axes[number], order)
-        if not same(setting, out, moved, spread):
-            return
+    # At weights that nobody has trained a map may be the identity, which reorders with anything; near them it is not.
+    near = [_displaced(value, setting.seed + size + place) for place, value in enumerate(setting.function.values)]
+    if not _reorders(setting, axes, out_axes, order, near):
+        return
     gradients = [
         gradient.index_select(out_axes[number], order) if number in out_axes else gradient
         for number, gradient in enumerate(setting.gradients)

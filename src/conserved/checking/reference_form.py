@@ -26,6 +26,9 @@ _FINER = {
 _QUIETER = 0.5
 """The share of the given form's noise that the reference form's may be: otherwise it is no more precise."""
 
+_CALM = 2.0**-10
+"""The share of the given form's gradient noise below which another form computes in a finer precision throughout."""
+
 _AGREED, _ROUNDED = 14.0, 32.0
 """Standard deviations and roundings by which the outputs of two forms may differ."""
 
@@ -79,7 +82,12 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
             continue
         same = function.precision == setting.function.precision
         quieter = sum(map(rms, noise.outs)) <= _QUIETER * sum(map(rms, setting.noise.outs))
-        if not (same or quieter):
+        # The noise of a few outputs is assumed, not measured; gradients then say how fine the arithmetic is.
+        calm = all(
+            fine <= _CALM * max(coarse, setting.noise.unit)
+            for fine, coarse in zip(noise.relative, setting.noise.relative, strict=True)
+        )
+        if not (same or quieter or calm):
             continue
         repeats = all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True))
         found = replace(

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from conserved.checking.comparing import REFUSALS, backward_pass, compare, short
-from conserved.checking.dependence import Cut, changed, cuts_of, same
+from conserved.checking.dependence import Cut, cuts_of, same
 from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.line_derivatives import has_derivative
 from conserved.checking.part_relations import parts_alone, parts_reordered, sums_reordered
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import measure_noise, wide
@@ -175,7 +176,7 @@ def _each_output(setting: Setting) -> Iterator[Tested | str]:
         parts.append(backward_pass(setting, gradients=only))
         for place, name in enumerate(function.names):
             grad = parts[-1][place]
-            if setting.grads[place] is None or not function.values[place].ndim:
+            if setting.grads[place] is None:
                 continue
             if grad is None or not bool(grad.any()):
                 yield _ignored(setting, number, place, name, output)
@@ -187,9 +188,9 @@ def _each_output(setting: Setting) -> Iterator[Tested | str]:
 
 
 def _ignored(setting: Setting, number: int, place: int, name: str, output: str) -> Tested:
-    """Return whether an output that gives an input no gradient depends on it."""
-    moved = changed(setting, place, 0, 0, setting.function.values[place].shape[0])
-    needed = moved is not None and not same(setting, moved[number], setting.outs[number], setting.noise.outs[number])
+    """Return whether an output that gives an input no gradient has a derivative by it."""
+    moves = has_derivative(setting.function, place, setting.seed)
+    needed = moves is not None and moves[number]
     return Tested(
         gradients=(name,),
         method=Method.PRESENCE,

@@ -188,9 +188,9 @@ def ended(status: Status) -> None:
         raise typer.Exit(INCONCLUSIVE)
 
 
-def interrupted(kept: str) -> typer.Exit:
+def interrupted(completed: str) -> typer.Exit:
     """Say what is left of a command that was stopped from the keyboard; to be raised."""
-    say(f"Stopped. {kept}", Console(stderr=True))
+    say(f"Stopped. {completed}", Console(stderr=True))
     return typer.Exit(INTERRUPTED)
 
 
@@ -227,13 +227,13 @@ def progress() -> Callable[[str], None]:
 
 
 @contextmanager
-def counted(what: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
+def counted(label: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
     """On standard error a bar, if it is a terminal: the console to print on beside it, and what moves the bar."""
     errors = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        yield errors, partial(bar.update, bar.add_task(what, total=total))
+        yield errors, partial(bar.update, bar.add_task(label, total=total))
 
 
 def _version(asked: bool | None) -> None:

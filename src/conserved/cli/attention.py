@@ -42,12 +42,12 @@ def attention(
         model = load_model(target, given).eval()
     if named is None:
         positional, named = call_of(model, target, words, seed)
-    found = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
+    probe_result = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
     table = low_rank_table(model, *positional, **named) if low_rank else None
-    store_record(store, "attention", target, given, found.record())
-    record = found.record() | ({} if table is None else {"low_rank": table.record()})
+    store_record(store, "attention", target, given, probe_result.record())
+    record = probe_result.record() | ({} if table is None else {"low_rank": table.record()})
     if not deliver(record, as_json=as_json, output=output):
-        Console().print_lines(found.lines())
+        Console().print_lines(probe_result.lines())
         if table is not None:
             Console().print_lines(table.lines())
-    ended(found.verdict.status)
+    ended(probe_result.verdict.status)

@@ -56,14 +56,14 @@ def _audit_files(
     if autocast is not None and autocast not in AUTOCAST:
         raise UsageError(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
     try:
-        found = audit_dump(folder, laws, precision=None if autocast is None else AUTOCAST[autocast])
+        result = audit_dump(folder, laws, precision=None if autocast is None else AUTOCAST[autocast])
     except (OSError, ValueError) as problem:
         raise UsageError(str(problem)) from problem
-    store_record(store, "audit", str(folder), (), found.record())
-    if not deliver(found.record(), as_json=as_json, output=output):
-        say(found.summary())
-    if not found.ok:
-        raise typer.Exit(DOES_NOT_HOLD if found.verdict.status is Status.REFUTED else INCONCLUSIVE)
+    store_record(store, "audit", str(folder), (), result.record())
+    if not deliver(result.record(), as_json=as_json, output=output):
+        say(result.summary())
+    if not result.ok:
+        raise typer.Exit(DOES_NOT_HOLD if result.verdict.status is Status.REFUTED else INCONCLUSIVE)
 
 
 @command(BACKWARD)
@@ -104,15 +104,15 @@ def audit(
     model = load_model(target, given)
     drawn = inputs_of(target, words)
     try:
-        found = trial(model, drawn, loss=loss, autocast=autocast, device=device, seed=seed)
+        result = trial(model, drawn, loss=loss, autocast=autocast, device=device, seed=seed)
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
         raise UsageError(
             f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}"
         ) from problem
-    store_record(store, "audit", target, given, found.record())
-    if not deliver(found.record(), as_json=as_json, output=output):
-        say(found.summary())
-    if not found.ok:
-        parts = (found.audit.verdict, *(() if found.gauge is None else (found.gauge.verdict,)))
+    store_record(store, "audit", target, given, result.record())
+    if not deliver(result.record(), as_json=as_json, output=output):
+        say(result.summary())
+    if not result.ok:
+        parts = (result.audit.verdict, *(() if result.gauge is None else (result.gauge.verdict,)))
         refuted = any(part.status is Status.REFUTED for part in parts)
         raise typer.Exit(DOES_NOT_HOLD if refuted else INCONCLUSIVE)

@@ -70,16 +70,16 @@ def check(
     progress()(f"checking {target} on {', '.join(called)}, at most {seconds:.0f} s")
     names = [name for name, value in zip(called, values, strict=True) if value.is_floating_point()]
     try:
-        found = run(function, *values, names=names, seed=seed, seconds=seconds, compiled=compiled, arguments=given)
+        result = run(function, *values, names=names, seed=seed, seconds=seconds, compiled=compiled, arguments=given)
     except UncheckableError as problem:
         raise UsageError(str(problem)) from problem
     except Exception as problem:
         raise UsageError(f"{target} cannot be run on these inputs: {type(problem).__name__}: {problem}") from problem
-    if not deliver(found.record(), as_json=as_json, output=output):
-        say(str(found))
-    if found.failures:
+    if not deliver(result.record(), as_json=as_json, output=output):
+        say(str(result))
+    if result.failures:
         raise typer.Exit(DOES_NOT_HOLD)
-    if not found.conclusive:
+    if not result.conclusive:
         raise typer.Exit(INCONCLUSIVE)
 
 
@@ -107,7 +107,7 @@ def _names(specs: Sequence[InputSpec], function: Any) -> list[str]:
         ]
     except (TypeError, ValueError):
         known = []
-    return known[: len(specs)] if len(known) >= len(specs) else [f"x{place}" for place in range(len(specs))]
+    return known[: len(specs)] if len(known) >= len(specs) else [f"x{index}" for index in range(len(specs))]
 
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

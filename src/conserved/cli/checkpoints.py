@@ -56,34 +56,43 @@ def mappings(
     if form not in FORMATS:
         raise UsageError(f"Unknown format {form!r}; expected one of {', '.join(FORMATS)}.{did_you_mean(form, FORMATS)}")
     described = load_model(model or str(checked_folder(folder)), [], weights=False)
-    found: list[Any] = found_mappings(described)
-    left = [] if form == "plain" else [one for one in found if missing_form(one)]
+    layer_mappings: list[Any] = found_mappings(described)
+    incomplete = [] if form == "plain" else [mapping for mapping in layer_mappings if missing_form(mapping)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        listed = in_format(described, found, form) if form != "plain" else []
+        listed = in_format(described, layer_mappings, form) if form != "plain" else []
     record = {
         "format": form,
         "mappings": listed
         or [
-            {"smooth": one.smooth, "balance": one.balance, "channels": one.channels, "reason": one.reason}
-            for one in found
+            {
+                "smooth": mapping.smooth,
+                "balance": mapping.balance,
+                "channels": mapping.channels,
+                "reason": mapping.reason,
+            }
+            for mapping in layer_mappings
         ],
-        "left out": [{"smooth": one.smooth, "balance": one.balance, "reason": missing_form(one)} for one in left],
+        "left out": [
+            {"smooth": mapping.smooth, "balance": mapping.balance, "reason": missing_form(mapping)}
+            for mapping in incomplete
+        ],
     }
     if deliver(record, as_json=as_json, output=output):
         return
     if form == "plain":
-        for one in found:
-            say(f"{', '.join(one.smooth)} → {', '.join(one.balance)}  ({one.channels} channels)\n    {one.reason}")
+        for mapping in layer_mappings:
+            layers = f"{', '.join(mapping.smooth)} → {', '.join(mapping.balance)}"
+            say(f"{layers}  ({mapping.channels} channels)\n    {mapping.reason}")
     for entry in listed:
         say(f"{entry['smooth_layer']} → {', '.join(entry['balance_layers'])}")
     reasons: dict[str, list[Any]] = {}
-    for one in left:
-        reasons.setdefault(missing_form(one), []).append(one)
+    for mapping in incomplete:
+        reasons.setdefault(missing_form(mapping), []).append(mapping)
     for why, members in reasons.items():
         pair = f"{', '.join(members[0].smooth)} → {', '.join(members[0].balance)}"
         say(f"left out: {pair}{f' and {len(members) - 1} more' if len(members) > 1 else ''}: {why}")
-    say(f"{len(found)} mappings, {len(left)} left out.")
+    say(f"{len(layer_mappings)} mappings, {len(incomplete)} left out.")
 
 
 @command(WEIGHTS)
@@ -98,20 +107,20 @@ def fingerprint(
     from conserved.transform import Checkpoint, coupled_spaces, symmetries_of
     from conserved.transform import fingerprint as taken
 
-    folders = [checked_folder(one) for one in (folder, other) if one is not None]
+    folders = [checked_folder(print_) for print_ in (folder, other) if print_ is not None]
     described = described_model(folder, model)
     laws, spaces = symmetries_of(described), coupled_spaces(described)
-    found = []
-    for place in folders:
-        reporter()(f"reading {place}, a group of tensors at a time")
-        found.append(taken(Checkpoint(place, None, laws.parameters), laws=laws, exchanges=spaces))
-    difference = found[0].difference(found[-1])
-    record: dict[str, Any] = {str(place): one.digest for place, one in zip(folders, found, strict=True)}
+    fingerprints = []
+    for path in folders:
+        reporter()(f"reading {path}, a group of tensors at a time")
+        fingerprints.append(taken(Checkpoint(path, None, laws.parameters), laws=laws, exchanges=spaces))
+    difference = fingerprints[0].difference(fingerprints[-1])
+    record: dict[str, Any] = {str(path): print_.digest for path, print_ in zip(folders, fingerprints, strict=True)}
     if other is not None:
         record |= {"difference": difference, "agree": difference < SAME}
     if not deliver(record, as_json=as_json, output=output):
-        for place, one in zip(folders, found, strict=True):
-            say(f"{one.digest}  {place}")
+        for path, print_ in zip(folders, fingerprints, strict=True):
+            say(f"{print_.digest}  {path}")
         if other is not None and difference < SAME:
             say(f"The same model in another gauge, as far as these numbers see: they differ by {difference:.1e}.")
         elif other is not None:
@@ -133,22 +142,22 @@ def align(
     goal, own = _loaded(reference), _loaded(folder)
     _free(out)
     reporter()("finding symmetries, units and rotations, then going round them")
-    found = aligned(goal, own)
-    worst = dict(sorted(found.remains.items(), key=lambda item: -item[1])[:10])
+    alignment = aligned(goal, own)
+    worst = dict(sorted(alignment.remains.items(), key=lambda item: -item[1])[:10])
     record = {
-        "before": found.before,
-        "after": found.after,
-        "rounds": found.rounds,
+        "before": alignment.before,
+        "after": alignment.after,
+        "rounds": alignment.rounds,
         "remains": worst,
-        "left alone": found.skipped,
+        "left alone": alignment.skipped,
         "written": None if out is None else str(out),
     }
     _save(own, folder, out)
     if not deliver(record, as_json=as_json, output=None):
-        say(f"distance {found.before:.4g} → {found.after:.4g} in {found.rounds} rounds")
+        say(f"distance {alignment.before:.4g} → {alignment.after:.4g} in {alignment.rounds} rounds")
         for name, size in worst.items():
             say(f"  {size:8.2g}  {name}")
-        for name, why in found.skipped.items():
+        for name, why in alignment.skipped.items():
             say(f"left alone: {name}: {why}")
         say("Nothing was written; name a folder with -o." if out is None else f"Written to {out}.")
 

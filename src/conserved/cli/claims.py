@@ -80,44 +80,44 @@ def claims(
     if listing:
         _list(chosen, as_json)
         return
-    found: list[Any] = []
+    result: list[Any] = []
     interrupted = False
     with counted("claims", len(chosen)) as (errors, moved):
 
-        def tell(claim: Any, place: int, count: int) -> None:
-            moved(completed=place, description=claim.code)
+        def tell(claim: Any, index: int, count: int) -> None:
+            moved(completed=index, description=claim.code)
             if not errors.is_terminal:
-                say(f"{place + 1}/{count} {claim.code} {claim.title}", errors)
+                say(f"{index + 1}/{count} {claim.code} {claim.title}", errors)
 
         try:
             for outcome in outcomes(chosen, progress=tell):
-                found.append(outcome)
+                result.append(outcome)
                 if store is not None:
                     from conserved.store.run_store import store_document
 
                     store_document(store, "claim", outcome.claim.code, outcome.record())
         except KeyboardInterrupt:
             interrupted = True
-    changed = [outcome for outcome in found if outcome.changed]
-    broken = [outcome for outcome in found if outcome.failure]
+    changed = [outcome for outcome in result if outcome.changed]
+    broken = [outcome for outcome in result if outcome.failure]
     record = {
-        "claims": [outcome.record() for outcome in found],
-        "counts": _counts(found),
-        "severities": _severities(found),
-        "left": len(chosen) - len(found),
+        "claims": [outcome.record() for outcome in result],
+        "counts": _counts(result),
+        "severities": _severities(result),
+        "left": len(chosen) - len(result),
         "changed": [outcome.claim.code for outcome in changed],
         "failed": [outcome.claim.code for outcome in broken],
     }
     if not deliver(record, as_json=as_json, output=output):
         console = Console()
-        if len(chosen) == 1 and found:
+        if len(chosen) == 1 and result:
             # Lines are printed whole, for the terminal to wrap: a witness that is cut cannot be pasted.
-            console.print(_detail(found[0]), soft_wrap=True)
-        elif found:
-            console.print(_table(found))
+            console.print(_detail(result[0]), soft_wrap=True)
+        elif result:
+            console.print(_table(result))
         if interrupted:
-            line = f"Interrupted: {len(chosen) - len(found)} of {len(chosen)} claims were not run."
-            line += f" The others are in {store}." if store is not None and found else ""
+            line = f"Interrupted: {len(chosen) - len(result)} of {len(chosen)} claims were not run."
+            line += f" The others are in {store}." if store is not None and result else ""
             say(line, style="yellow")
         for outcome in broken:
             console.print(Text(f"{outcome.claim.code} did not come to an end: {outcome.failure}", style="red"))
@@ -129,24 +129,26 @@ def claims(
     if broken or (strict and changed):
         raise typer.Exit(DOES_NOT_HOLD)
     if len(chosen) == 1 and not strict:
-        ended(found[0].verdict.status)
+        ended(result[0].verdict.status)
 
 
-def _counts(found: list[Any]) -> dict[str, int]:
-    counted = Counter(outcome.verdict.status.value for outcome in found)
+def _counts(outcomes: list[Any]) -> dict[str, int]:
+    counted = Counter(outcome.verdict.status.value for outcome in outcomes)
     return {status.value: counted[status.value] for status in Status}
 
 
-def _severities(found: list[Any]) -> dict[str, int]:
+def _severities(outcomes: list[Any]) -> dict[str, int]:
     """Refutations of the sources' statements by weight; what falls with another claim is counted with it."""
-    counted = Counter(o.severity.value for o in found if o.severity and o.claim.whose == "source" and not o.claim.under)
+    counted = Counter(
+        o.severity.value for o in outcomes if o.severity and o.claim.whose == "source" and not o.claim.under
+    )
     return dict(sorted(counted.items()))
 
 
 def _list(chosen: list[Any], as_json: bool) -> None:
     if as_json:
-        told = "code title statement conditions hypotheses source whose place lines severity under"
-        print_json({"claims": [record_of(claim, f"{told} corrected_by corrects slow") for claim in chosen]})
+        columns = "code title statement conditions hypotheses source whose place lines severity under"
+        print_json({"claims": [record_of(claim, f"{columns} corrected_by corrects slow") for claim in chosen]})
         return
     console = Console()
     for source, group in itertools.groupby(chosen, key=lambda claim: claim.source):
@@ -156,9 +158,9 @@ def _list(chosen: list[Any], as_json: bool) -> None:
         console.print(table)
 
 
-def _table(found: list[Any]) -> RenderableType:
+def _table(outcomes: list[Any]) -> RenderableType:
     parts: list[RenderableType] = []
-    for source, group in itertools.groupby(found, key=lambda outcome: outcome.claim.source):
+    for source, group in itertools.groupby(outcomes, key=lambda outcome: outcome.claim.source):
         columns = (Column(no_wrap=True), Column(no_wrap=True), Column())
         table = Table(*columns, box=None, pad_edge=False, show_header=False, title=source, title_justify="left")
         for outcome in group:
@@ -174,11 +176,11 @@ def _table(found: list[Any]) -> RenderableType:
                 title.append(f" → {outcome.claim.corrected_by}", style="dim")
             table.add_row(outcome.claim.code, Text(status.value, style=STYLES[status]), title)
         parts += [table, Text()]
-    summary = ", ".join(f"{count} {status}" for status, count in _counts(found).items() if count)
-    weights = ", ".join(f"{count} {name}" for name, count in _severities(found).items())
+    summary = ", ".join(f"{count} {status}" for status, count in _counts(outcomes).items() if count)
+    weights = ", ".join(f"{count} {name}" for name, count in _severities(outcomes).items())
     summary += f"; errors of the sources, each counted once: {weights}" if weights else ""
-    seconds = sum(outcome.seconds for outcome in found)
-    parts.append(Text(f"{len(found)} claims in {seconds:.0f} s: {summary}", style="bold"))
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    parts.append(Text(f"{len(outcomes)} claims in {seconds:.0f} s: {summary}", style="bold"))
     return Group(*parts)
 
 

@@ -28,7 +28,7 @@ def demo(
     from conserved.tracking import BrokenStoreError
 
     try:
-        found = run(folder, Settings(seed=seed, steps=steps), console=console)
+        result = run(folder, Settings(seed=seed, steps=steps), console=console)
     except (OccupiedError, NotAStoreError, BrokenStoreError, UnwritableError) as problem:
         raise UsageError(str(problem)) from problem
     except OSError as problem:
@@ -36,11 +36,11 @@ def demo(
     except KeyboardInterrupt:
         raise interrupted(f"What was finished is in {folder / 'store.db'}; run the same command to go on.") from None
     if as_json:
-        print_json(found.record())
+        print_json(result.record())
     else:
-        console.rule(f"{found.seconds:.0f} s")
+        console.rule(f"{result.seconds:.0f} s")
         lines = (
-            f"report: {found.report}",
+            f"report: {result.report}",
             "",
             "What else there is:",
             f"  conserved laws {folder / 'gpt.py'}:build --inputs tokens:256:2,64    the laws, in formulas",
@@ -50,4 +50,4 @@ def demo(
         )
         for line in lines:
             say(line, console)
-    ended(found.status)
+    ended(result.status)

@@ -105,11 +105,11 @@ def shape_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def parse_inputs(words: Sequence[str] | None, what: str) -> list[InputSpec]:
+def parse_inputs(words: Sequence[str] | None, option: str) -> list[InputSpec]:
     """Return all inputs of a command; `what` takes them."""
     if not words:
         raise UsageError(
-            f"Say what {what} takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE."
+            f"Say what {option} takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE."
         )
     specs = [parse_input(word) for word in words]
     if len(specs) > 1 and any(spec.sampler for spec in specs):

@@ -34,7 +34,7 @@ def laws(
     model = load_model(target, given, weights=False)
     args, kwargs = call_of(model, target, words) if words else ((), {})
     try:
-        found = recognize(model, *args, loss=loss, **kwargs)
+        law_set = recognize(model, *args, loss=loss, **kwargs)
     except NoExampleError as problem:
         raise UsageError(
             f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE."
@@ -46,27 +46,27 @@ def laws(
     independent: int | None = None
     reason = ""
     try:
-        independent = found.independent()
+        independent = law_set.independent()
     except ValueError as problem:
         reason = str(problem)
-    store_record(store, "laws", target, given, found.record() | {"independent": independent})
-    record = found.record() | {
-        "numbers": found.numbers,
+    store_record(store, "laws", target, given, law_set.record() | {"independent": independent})
+    record = law_set.record() | {
+        "numbers": law_set.numbers,
         "independent": independent,
         "independent_unknown": reason,
         "laws": [
             record_of(law, "name formula latex numbers exact identities epsilon")
             | {"group": law.kind.group(law.n, law.m)}
-            for law in found.laws
+            for law in law_set.laws
         ],
     }
     if deliver(record, as_json=as_json, output=output):
         return
     if latex:
-        sys.stdout.writelines(f"{law.latex}\n" for law in found.laws)
+        sys.stdout.writelines(f"{law.latex}\n" for law in law_set.laws)
     else:
         console = Console()
-        dropped = [(item.name, item.reason) for item in found.dropped]
-        console.print_lines(listed(found.symmetries, found.unclaimed, dropped, independent, console.width))
+        dropped = [(item.name, item.reason) for item in law_set.dropped]
+        console.print_lines(listed(law_set.symmetries, law_set.unclaimed, dropped, independent, console.width))
         if reason:
             console.print(f"\nIndependence was not counted. {reason}", markup=False, highlight=False)

@@ -87,17 +87,17 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     return model
 
 
-def load_named(target: str, what: str, otherwise: str = "") -> Any:
+def load_named(target: str, label: str, otherwise: str = "") -> Any:
     """Whatever `path/to/file.py:name` or `package.module:name` names; `what` says in an error what was wanted."""
-    place, separator, name = target.rpartition(":")
-    if not separator or not place or not name:
+    path, separator, name = target.rpartition(":")
+    if not separator or not path or not name:
         raise UsageError(
-            f"{target!r} does not name a {what}. Write path/to/file.py:name or package.module:name{otherwise}."
+            f"{target!r} does not name a {label}. Write path/to/file.py:name or package.module:name{otherwise}."
         )
-    module = _module(place)
+    module = _module(path)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(f"{place} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
+        raise UsageError(f"{path} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
     return getattr(module, name)
 
 
@@ -111,22 +111,22 @@ def options_of(words: list[str]) -> dict[str, Any]:
     return dict(map(_option, words))
 
 
-def _module(place: str) -> ModuleType:
+def _module(name: str) -> ModuleType:
     """Return a Python file or a module by its name; its neighbours can be imported, as they can when it is run."""
-    path = Path(place)
-    is_file = place.endswith(".py")
+    path = Path(name)
+    is_file = name.endswith(".py")
     if is_file and not path.is_file():
         raise UsageError(f"There is no file {path}.")
     folder = str(path.resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    if not is_file and place.partition(".")[0] in EXTRAS:
-        return require(place, _WHY)
+    if not is_file and name.partition(".")[0] in EXTRAS:
+        return require(name, _WHY)
     try:
-        return _run(path) if is_file else importlib.import_module(place)
+        return _run(path) if is_file else importlib.import_module(name)
     except (Exception, SystemExit) as problem:
         could = "run" if is_file else "imported"
-        raise UsageError(f"{place} could not be {could}: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(f"{name} could not be {could}: {type(problem).__name__}: {problem}") from problem
 
 
 def _run(path: Path) -> ModuleType:
@@ -155,10 +155,10 @@ def inputs_of(target: str, words: Sequence[str] | None) -> Any:
 
     specs = parse_inputs(words, "the model")
     if specs[0].sampler:
-        place = target.rpartition(":")[0]
-        function = getattr(_module(place), specs[0].sampler, None)
+        path = target.rpartition(":")[0]
+        function = getattr(_module(path), specs[0].sampler, None)
         if not callable(function):
-            raise UsageError(f"{place} has no function {specs[0].sampler!r} to draw inputs with.")
+            raise UsageError(f"{path} has no function {specs[0].sampler!r} to draw inputs with.")
         return function
     plain = len(specs) == 1 and not specs[0].name and specs[0].bound is None
     return torch.zeros(specs[0].shape) if plain else sampler_of(specs)
@@ -170,7 +170,8 @@ def call_of(
     """Arguments to call a model with, drawn as --inputs says, in the model's own precision and place."""
     import torch
     from torch import Tensor
-    from torch.utils._pytree import tree_map_only
+
+    from conserved._torch_compat import tree_map_only
 
     drawn, generator = inputs_of(target, words), torch.Generator().manual_seed(seed)
     x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)

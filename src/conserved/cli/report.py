@@ -63,20 +63,20 @@ def runs(store: StoreFile, output: Output = None, as_json: AsJson = False) -> No
     """List the runs and records that a run store holds."""
     from conserved.report.contents import listing
 
-    found = listing(store)
-    if not found["runs"] and not any(found["records"].values()):
+    stored_runs = listing(store)
+    if not stored_runs["runs"] and not any(stored_runs["records"].values()):
         raise UsageError(_EMPTY.format(store=store))
-    if deliver({"store": str(store), **found}, as_json=as_json, output=output):
+    if deliver({"store": str(store), **stored_runs}, as_json=as_json, output=output):
         return
-    if found["runs"]:
+    if stored_runs["runs"]:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("run", "started", "last step", "laws", "alarms"):
             table.add_column(column, justify="left" if column in ("run", "started") else "right")
-        for run in found["runs"]:
+        for run in stored_runs["runs"]:
             started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run["started"]))
             table.add_row(run["name"], started, *(f"{run[key]:,}" for key in ("steps", "laws", "alarms")))
         Console().print(table)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found["records"].items())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in stored_runs["records"].items())
     if kinds:
         say(f"records: {kinds}")
     say(f"see them with: conserved report {store} --open")

@@ -77,15 +77,15 @@ def reproduce(
         scale: ExperimentSize = "full" if full else "small"
         tasks = plan(figures or CODES, scale=scale, seeds=seeds, data=data or (), device=device, seconds=seconds)
         with _shown(len(tasks)) as tell:
-            found = reproduce(tasks, store, _place(workers, ray), codes=figures or CODES, say=tell)
+            result = reproduce(tasks, store, _place(workers, ray), codes=figures or CODES, say=tell)
     except BrokenStoreError as problem:
         raise UsageError(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
         raise interrupted(f"{done}; run the same command again to go on from there.") from None
-    if not deliver({"store": str(store), **found.record()}, as_json=as_json, output=output):
-        _show(found, store)
-    if not found.holds:
+    if not deliver({"store": str(store), **result.record()}, as_json=as_json, output=output):
+        _show(result, store)
+    if not result.holds:
         raise typer.Exit(DOES_NOT_HOLD)
 
 

@@ -29,6 +29,6 @@ def store_record(store: Path | None, kind: str, target: str, options: Sequence[s
 
 def name_of(target: str, options: Sequence[str]) -> str:
     """Return what was asked for, without the folders it came from."""
-    place, colon, name = target.rpartition(":")
-    short = f"{Path(place).name}{colon}{name}" if colon else Path(target).name
+    path, colon, name = target.rpartition(":")
+    short = f"{Path(path).name}{colon}{name}" if colon else Path(target).name
     return " ".join([short, *options])

@@ -72,16 +72,16 @@ def equalize(
     progress()(f"{len(laws.symmetries)} symmetries; equalising {len(weights)} tensors of {folder}")
     options: dict[str, Any] = {"objective": objective, "approximate": approximate, "seed": seed}
     if texts is not None or load:
-        found = _in_memory(folder, laws, weights, texts, options | {"alpha": alpha, "rounded": rounded})
+        result = _in_memory(folder, laws, weights, texts, options | {"alpha": alpha, "rounded": rounded})
     else:
-        found = equalized(weights, laws=laws, **options)
+        result = equalized(weights, laws=laws, **options)
     record = {
         "objective": objective,
-        "largest objective before": max(found.before.values(), default=0.0),
-        "largest objective after": max(found.after.values(), default=0.0),
-        "left alone": dict(found.skipped),
+        "largest objective before": max(result.before.values(), default=0.0),
+        "largest objective after": max(result.after.values(), default=0.0),
+        "left alone": dict(result.skipped),
     }
-    _told(found.moved, weights, record, dry=dry_run, as_json=as_json)
+    _told(result.moved, weights, record, dry=dry_run, as_json=as_json)
 
 
 def _fitted(
@@ -99,23 +99,23 @@ def _fitted(
     if texts is None:
         described = load_model(model or str(folder), [], weights=False)
         source = Checkpoint(folder, None, laws.parameters)
-        found = fit_to_scheme(source, model=described, laws=laws, scheme=scheme, apply=False, report=progress())
+        fitted = fit_to_scheme(source, model=described, laws=laws, scheme=scheme, apply=False, report=progress())
     else:
         from conserved.integrations.configured_models import pretrained, tokenized
 
         batches = tokenized(str(folder), _lines(texts))
         loaded, _ = pretrained(str(folder), ())
-        found = fit_to_scheme(loaded, laws=laws, batches=batches, scheme=scheme, apply=False, report=progress())
-    kept = found.chosen == "left alone"
+        fitted = fit_to_scheme(loaded, laws=laws, batches=batches, scheme=scheme, apply=False, report=progress())
+    unchanged = fitted.chosen == "left alone"
     if not as_json:
-        say(found.summary())
-    written = out is not None and not dry and not kept
+        say(fitted.summary())
+    written = out is not None and not dry and not unchanged
     if written:
-        moved(Checkpoint(folder, out, laws.parameters), dict(found.elements), laws=laws, values=False)
+        moved(Checkpoint(folder, out, laws.parameters), dict(fitted.elements), laws=laws, values=False)
     if as_json:
-        layers = {name: list(pair) for name, pair in found.layers.items()}
-        names = {"scheme": scheme, "chosen": found.chosen, "measure": found.measure, "tried": found.tried}
-        print_json({**names, "layers": layers, "left alone": found.skipped, "written": str(out) if written else None})
+        layers = {name: list(pair) for name, pair in fitted.layers.items()}
+        names = {"scheme": scheme, "chosen": fitted.chosen, "measure": fitted.measure, "tried": fitted.tried}
+        print_json({**names, "layers": layers, "left alone": fitted.skipped, "written": str(out) if written else None})
     else:
         say(f"Written to {out}." if written else "Nothing was written.")
 
@@ -175,8 +175,8 @@ def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | No
 
     batches = tokenized(str(folder), _lines(texts)) if texts is not None else None
     model, _ = pretrained(str(folder), ())
-    found = equalized(model, laws=laws, batches=batches, **options)
-    moved = list(dict.fromkeys(found.moved.parameters))
+    equalized_model = equalized(model, laws=laws, batches=batches, **options)
+    moved = list(dict.fromkeys(equalized_model.moved.parameters))
     try:
         for name in moved:
             weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
@@ -188,11 +188,11 @@ def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | No
                     file.unlink()
                 library: Any = model
                 library.save_pretrained(weights.staging)
-        return found
+        return equalized_model
     own = dict(model.named_parameters())
     with weights.complete():
         weights.write({name: own[name].detach() for name in moved})
-    return found
+    return equalized_model
 
 
 def _lines(texts: Path) -> list[str]:
@@ -217,13 +217,13 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     except ValueError:
         raise UsageError(f"{text!r} is not of the form NAME=NUMBER.") from None
     pattern = re.compile(".*".join(map(re.escape, name.split("*"))))
-    found = [s for s in symmetries if pattern.fullmatch(s.name)]
-    if not separator or not found:
+    matches = [s for s in symmetries if pattern.fullmatch(s.name)]
+    if not separator or not matches:
         names = [s.name for s in symmetries]
         known = ", ".join(names[:3])
         raise UsageError(f"No symmetry is called {name!r}; there are {known}, ….{did_you_mean(name, names)}")
     result = {}
-    for s in found:
+    for s in matches:
         if s.kind.linear:
             result[s.name] = torch.full(element_shape(s), value, dtype=torch.float64)
         else:

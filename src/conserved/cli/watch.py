@@ -133,19 +133,19 @@ def table_of(store: Path) -> Any:
     from conserved.report.contents import listing
     from conserved.store import RunStore
 
-    found = listing(store)
+    stored_runs = listing(store)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "last step", "laws", "loss", "alarms"):
         table.add_column(column, justify="left" if column == "run" else "right")
     notes: list[Text] = []
     with RunStore(store) as opened:
-        for run in found["runs"]:
+        for run in stored_runs["runs"]:
             readings = opened.readings(run["name"])
             losses = [values["loss"] for _, values in sorted(readings.items()) if "loss" in values]
             style = "red" if run["alarms"] else "green"
             cells = (f"{run['steps']:,}", f"{run['laws']:,}", f"{losses[-1]:.4g}" if losses else "–")
             table.add_row(Text(run["name"]), *cells, Text(str(run["alarms"]), style=style))
             notes += [Text(f"{run['name']}: {alarm}", style="red") for alarm in opened.defects(run["name"])]
-    if not found["runs"]:
+    if not stored_runs["runs"]:
         return Text(f"Nothing has been recorded in {store} yet.")
     return Group(table, *notes)

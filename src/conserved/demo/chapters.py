@@ -46,16 +46,16 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     with Monitor(
         right.model, right.optimizer, laws, sinks=store, run=WATCHED, every=1, config=MonitorConfig(notes=notes)
     ) as monitor:
-        clean = trained(right, laws, settings.steps, lambda said: tell(f"right, {said}"), after=monitor.step)
+        clean = trained(right, laws, settings.steps, lambda message: tell(f"right, {message}"), after=monitor.step)
     assert clean.first is not None
     store_document(store, "audit", CLEAN, clean.first.record())
     wrong = DemoTask.of(store.parent, settings.seed, fused=True)
     laws = wrong.laws()
-    broken = trained(wrong, laws, settings.steps, lambda said: tell(f"wrong, {said}"))
+    broken = trained(wrong, laws, settings.steps, lambda message: tell(f"wrong, {message}"))
     assert broken.first is not None
     planted = f"the norm's gain gets no gradient from the last, incomplete block of rows ({KERNEL_FILE})"
-    found = broken.first.record() | {"expected": "refuted", "planted": planted}
-    store_document(store, "audit", PLANTED, found)
+    record = broken.first.record() | {"expected": "refuted", "planted": planted}
+    store_document(store, "audit", PLANTED, record)
     losses = {"clean": clean.losses[-1], "planted": broken.losses[-1], "steps": settings.steps}
     store_document(store, "demo", "losses", losses)
     store_document(store, "figure", DEFECT, defect_figure(clean, broken).record())

@@ -78,9 +78,9 @@ def _theorem(store: RunStore) -> str:
     record = store.documents("claim").get(THEOREM)
     if record is None:
         return ""
-    said = {"refuted": "is false", "proved": "holds", "verified": "holds"}.get(record["status"], record["status"])
+    conclusion = {"refuted": "is false", "proved": "holds", "verified": "holds"}.get(record["status"], record["status"])
     title, message = str(record["title"]), str(record["message"])
-    return f"Theorem 4.7 of the paper, {title[:1].lower()}{title[1:]}, {said}: {message[:1].lower()}{message[1:]}"
+    return f"Theorem 4.7 of the paper, {title[:1].lower()}{title[1:]}, {conclusion}: {message[:1].lower()}{message[1:]}"
 
 
 def _figure(store: RunStore) -> str:
@@ -101,7 +101,7 @@ def _figure(store: RunStore) -> str:
 
 
 def _one(values: Mapping[str, Any], beginning: str) -> Any:
-    return next((item for what, item in values.items() if what.startswith(beginning)), None)
+    return next((item for key, item in values.items() if key.startswith(beginning)), None)
 
 
 def _power(item: Mapping[str, Any]) -> str:

@@ -45,8 +45,8 @@ class Demo:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = {"verdict": self.status.value, "store": str(self.store), "report": str(self.report)}
-        return found | record_of(self, "found seconds")
+        fields = {"verdict": self.status.value, "store": str(self.store), "report": str(self.report)}
+        return fields | record_of(self, "found seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,17 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     """
     began = time.monotonic()
     chosen = settings or Settings()
-    place = Path(folder)
-    store = place / "store.db"
+    target = Path(folder)
+    store = target / "store.db"
     done = _prepare(store, chosen)
-    source, kernel = copied(place)
-    said: list[str] = []
+    source, kernel = copied(target)
+    messages: list[str] = []
     with _one_thread():
-        left = sum(chapter.seconds for chapter in CHAPTERS)
-        _say(console, f"The model is {source}, the kernel {kernel}. All in all about {left + 3} s on two quiet cores.")
+        remaining = sum(chapter.seconds for chapter in CHAPTERS)
+        _say(
+            console,
+            f"The model is {source}, the kernel {kernel}. All in all about {remaining + 3} s on two quiet cores.",
+        )
         for number, chapter in enumerate(CHAPTERS, 1):
             label = f"{number}/{len(CHAPTERS)} {chapter.title} (about {chapter.seconds} s)"
             with _working(console, label) as tell:
@@ -104,11 +107,11 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
                     store_document(store, "demo", f"chapter {number}", {"title": chapter.title})
             with RunStore(store) as opened, opened.snapshot():
                 lines = found_lines(opened)
-            for line in (line for line in lines if line not in said):
+            for line in (line for line in lines if line not in messages):
                 _say(console, f"  ▸ {line}", style="bold")
-            said = lines
+            messages = lines
         with _working(console, "writing the report (about 1 s)"):
-            return _finished(store, place / "report.html", said, time.monotonic() - began)
+            return _finished(store, target / "report.html", messages, time.monotonic() - began)
 
 
 @contextmanager
@@ -133,22 +136,22 @@ def _prepare(store: Path, settings: Settings) -> set[str]:
     """Begin anew unless an interrupted run of these settings can go on; what is there of it already."""
     # How many processes share the work makes no difference to what comes out.
     asked = {key: value for key, value in asdict(settings).items() if key != "workers"} | {"version": __version__}
-    kept: Mapping[str, Any] = {}
+    stored: Mapping[str, Any] = {}
     if store.exists():
         check(store)
         with RunStore(store) as opened, opened.snapshot():
-            kept = opened.documents("demo")
+            stored = opened.documents("demo")
             empty = not opened.select("select 1 from sqlite_master")
-        if not kept and not empty:
+        if not stored and not empty:
             raise OccupiedError(
                 f"{store} is a run store of something else, which is not overwritten. Name another folder."
             )
-        if "summary" in kept or kept.get("settings") != json.loads(json.dumps(asked)):
+        if "summary" in stored or stored.get("settings") != json.loads(json.dumps(asked)):
             for suffix in ("", "-wal", "-shm"):
                 store.with_name(store.name + suffix).unlink(missing_ok=True)
-            kept = {}
+            stored = {}
     store_document(store, "demo", "settings", asked)
-    return set(kept)
+    return set(stored)
 
 
 def _say(console: Console | None, text: str, style: str = "") -> None:

@@ -31,8 +31,8 @@ def copied(folder: Path) -> tuple[Path, Path]:
     """The model's and the kernel's source, put into the folder of the demonstration for everyone to read and change."""
     folder.mkdir(parents=True, exist_ok=True)
     here = Path(__file__).parent
-    found = tuple(Path(shutil.copyfile(here / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
-    return found[0], found[1]
+    copies = tuple(Path(shutil.copyfile(here / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
+    return copies[0], copies[1]
 
 
 def loaded(path: Path) -> ModuleType:

@@ -159,14 +159,14 @@ def _independent(charges: Matrix, order: NDArray[np.int64], most: int) -> list[i
     """Charges in this order, each if it is independent of those before it."""
     chosen: list[int] = []
     basis = np.zeros((0, charges.shape[1]))
-    left = charges / np.linalg.norm(charges, axis=1, keepdims=True)
-    for place in order.tolist():
-        rest = left[place] - (left[place] @ basis.T) @ basis
+    residual = charges / np.linalg.norm(charges, axis=1, keepdims=True)
+    for index in order.tolist():
+        rest = residual[index] - (residual[index] @ basis.T) @ basis
         rest -= (rest @ basis.T) @ basis
         size = float(np.linalg.norm(rest))
         if size > 1e-3:
             basis = np.vstack([basis, rest / size])
-            chosen.append(place)
+            chosen.append(index)
             if len(chosen) == most:
                 break
     return chosen
@@ -186,19 +186,19 @@ def _shortened(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
     improved = True
     while improved:
         improved = False
-        for place in np.argsort([_weight(row, counts) for row in table], kind="stable").tolist():
+        for index in np.argsort([_weight(row, counts) for row in table], kind="stable").tolist():
             weights = (table != 0) @ counts
-            overlap = ((table != 0) & (table[place] != 0)) @ counts
+            overlap = ((table != 0) & (table[index] != 0)) @ counts
             for other in np.flatnonzero(2 * overlap > weights).tolist():
-                if other == place:
+                if other == index:
                     continue
-                both = (table[place] != 0) & (table[other] != 0)
-                ratios, which = np.unique((table[place, both] / table[other, both]).round(6), return_inverse=True)
+                both = (table[index] != 0) & (table[other] != 0)
+                ratios, which = np.unique((table[index, both] / table[other, both]).round(6), return_inverse=True)
                 factor = ratios[np.bincount(which, weights=counts[both]).argmax()]
-                shorter = table[place] - factor * table[other]
+                shorter = table[index] - factor * table[other]
                 shorter[np.abs(shorter) < _ZERO] = 0
-                if _weight(shorter, counts) < _weight(table[place], counts):
-                    table[place] = shorter
+                if _weight(shorter, counts) < _weight(table[index], counts):
+                    table[index] = shorter
                     improved = True
     sizes = np.array([np.abs(row[row != 0]).min() for row in table])
     return _tidied(table / sizes[:, None])

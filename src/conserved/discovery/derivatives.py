@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.discovery.function import ParameterFunction
 
 FieldRows = Float[Tensor, "count D"]
 
 
-def one_of(samples: Any, place: int) -> Any:
+def one_of(samples: Any, index: int) -> Any:
     """One of several stacked samples."""
-    return tree_map(lambda part: part[place] if isinstance(part, Tensor) else part, samples)
+    return tree_map(lambda part: part[index] if isinstance(part, Tensor) else part, samples)
 
 
 class Derivatives:
@@ -54,14 +54,14 @@ class Derivatives:
                 self._points.append(point)
                 self._sums.append((outputs_at(function, point, x) * v).sum())
 
-    def letter(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
+    def letter(self, index: int, directions: tuple[FieldRows, ...]) -> FieldRows:
         """L_i[d_1, …, d_m]; it does not depend on the order of the directions, so those known longest come first."""
         directions = tuple(sorted(directions, key=self._number))
-        return self.once(place, directions, lambda: self._gradient_of(place, directions))
+        return self.once(index, directions, lambda: self._gradient_of(index, directions))
 
-    def once(self, what: Hashable, directions: tuple[FieldRows, ...], compute: Callable[[], Tensor]) -> FieldRows:
+    def once(self, identifier: Hashable, directions: tuple[FieldRows, ...], compute: Callable[[], Tensor]) -> FieldRows:
         """Return a derivative along directions that was computed before, or is now."""
-        key = (what, *map(self._number, directions))
+        key = (identifier, *map(self._number, directions))
         if key not in self._known:
             self._known[key] = compute()
         return self._known[key]
@@ -72,13 +72,13 @@ class Derivatives:
             self._kept.append(direction)
         return self._numbers[id(direction)]
 
-    def _gradient_of(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
-        point = self._points[place]
+    def _gradient_of(self, index: int, directions: tuple[FieldRows, ...]) -> FieldRows:
+        point = self._points[index]
         with torch.enable_grad():
             if directions:
-                total = torch.tensordot(self.letter(place, directions[:-1]), directions[-1].detach(), 2)
+                total = torch.tensordot(self.letter(index, directions[:-1]), directions[-1].detach(), 2)
             else:
-                total = self._sums[place]
+                total = self._sums[index]
             if not total.requires_grad:
                 return torch.zeros_like(point)
             more = len(directions) < self._order
@@ -90,15 +90,16 @@ def outputs_at(function: ParameterFunction, points: FieldRows, x: Any) -> Float[
     """f at rows of parameters, each with an input of its own: vectorised, or one by one where vmap cannot."""
     stacked = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, x)
 
-    def at_one(point: Tensor, one: Any) -> Tensor:  # vmap asks for a name: else it prints the function, tensors and all
-        return function(point, one)
+    # A function with a name: vmap prints an unnamed one with all tensors it holds.
+    def evaluate(point: Tensor, sample: Any) -> Tensor:
+        return function(point, sample)
 
     try:
-        result: Tensor = torch.func.vmap(at_one, in_dims=(0, stacked))(points, x)
+        result: Tensor = torch.func.vmap(evaluate, in_dims=(0, stacked))(points, x)
     except (RuntimeError, NotImplementedError) as problem:
         if "out of memory" in str(problem).lower():
             raise
-        return torch.stack([function(point, one_of(x, place)) for place, point in enumerate(points)])
+        return torch.stack([function(point, one_of(x, index)) for index, point in enumerate(points)])
     return result
 
 
@@ -106,9 +107,9 @@ FieldDerivatives = Callable[[Derivatives, tuple[FieldRows, ...]], FieldRows]
 """A field as its derivatives: D^m E [d_1, …, d_m] at the points, its value for no directions."""
 
 
-def letter(place: int) -> FieldDerivatives:
+def letter(index: int) -> FieldDerivatives:
     """Return the gradient field of one letter of each word."""
-    return lambda at, directions: at.letter(place, directions)
+    return lambda at, directions: at.letter(index, directions)
 
 
 def along(outer: FieldDerivatives, inner: FieldDerivatives) -> FieldDerivatives:

@@ -76,8 +76,8 @@ class Discovery:
         return self.verdict.holds and self.explained == self.count
 
     def __repr__(self) -> str:
-        found = "all found" if self.complete else f"{self.explained} found"
-        return f"<Discovery: {self.count} laws of {self.parameters} parameters, {found}; {self.verdict.status.value}>"
+        share = "all found" if self.complete else f"{self.explained} found"
+        return f"<Discovery: {self.count} laws of {self.parameters} parameters, {share}; {self.verdict.status.value}>"
 
     def __str__(self) -> str:
         return self.summary()
@@ -104,11 +104,11 @@ class Discovery:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(
+        fields = record_of(
             self, "parameters rank ranks count depth gap explained unexplained approximate complete origin"
         )
-        found |= {"verdict": self.verdict.status.value, "message": self.verdict.message}
-        return found | {"laws": [law.record() for law in self.laws.laws]}
+        fields |= {"verdict": self.verdict.status.value, "message": self.verdict.message}
+        return fields | {"laws": [law.record() for law in self.laws.laws]}
 
 
 @overload
@@ -214,20 +214,20 @@ def discover(
     first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
-    found = Listed()
+    listed_laws = Listed()
     if forms and first.rank < function.size:
-        found = listed(function, (first, second), lambda: search(function, generator, say), say, infer=infer)
+        listed_laws = listed(function, (first, second), lambda: search(function, generator, say), say, infer=infer)
     return Discovery(
         parameters=function.size,
         rank=first.rank,
         ranks=first.ranks,
         depth=first.depth,
         gap=min(first.gap, second.gap),
-        laws=LawSet(symmetries=found.laws, parameters=function.split(first.theta)),
-        explained=found.explained,
-        approximate=found.approximate,
-        verdict=_verdict(function, first, second, found.explained, found.overlap, searched=forms),
-        inferred=found.inferred,
+        laws=LawSet(symmetries=listed_laws.laws, parameters=function.split(first.theta)),
+        explained=listed_laws.explained,
+        approximate=listed_laws.approximate,
+        verdict=_verdict(function, first, second, listed_laws.explained, listed_laws.overlap, searched=forms),
+        inferred=listed_laws.inferred,
     )
 
 
@@ -301,8 +301,8 @@ def find_laws(
     """
     function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     generator = torch.Generator().manual_seed(seed)
-    found = search(function, generator, progress or (lambda message: None))
-    return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
+    symmetries = search(function, generator, progress or (lambda message: None))
+    return LawSet(symmetries=symmetries, parameters=function.split(function.generic_point(generator)))
 
 
 def _verdict(
@@ -317,7 +317,7 @@ def _verdict(
         Evidence(what="derivatives against finite differences", value=error, limit=_TRUSTED),
     )
     noise = max(first.sizes.noise, second.sizes.noise)
-    kept = min(first.smallest_kept, second.smallest_kept)
+    smallest = min(first.smallest_kept, second.smallest_kept)
     problem = ""
     if overlap > _ORTHOGONAL:
         part = Evidence(what="part of found laws' gradients in the span", value=overlap, limit=_ORTHOGONAL)
@@ -326,10 +326,10 @@ def _verdict(
         problem = "The rank differs between two random points; try another seed, or inputs that are more varied."
     elif min(first.gap, second.gap) < LEAST_GAP:
         problem = "No clear gap separates directions from rounding; try a smaller or better conditioned instance."
-    elif kept < LEAST_GAP * noise:
+    elif smallest < LEAST_GAP * noise:
         problem = (
             f"The program rounds to about {noise:.0e}, as with a cast to a coarser type inside it, and directions as "
-            f"small as {kept:.0e} were counted: they may be rounding. Compute in float64 throughout."
+            f"small as {smallest:.0e} were counted: they may be rounding. Compute in float64 throughout."
         )
     elif count and (small := max(first.sizes.small, second.sizes.small)):
         problem = (

@@ -78,8 +78,8 @@ def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]
     for relation in relations:
         owner = np.searchsorted(starts, relation.places, side="right") - 1
         legs: dict[tuple[int, float], list[int]] = defaultdict(list)
-        for o, c, place in zip(owner.tolist(), relation.coefficients.tolist(), relation.places.tolist(), strict=True):
-            legs[o, c].append(place)
+        for o, c, index in zip(owner.tolist(), relation.coefficients.tolist(), relation.places.tolist(), strict=True):
+            legs[o, c].append(index)
         ordered = sorted(legs.items(), key=lambda item: (-item[0][1], item[0][0]))
         row = _Row(tuple((names[o], c) for (o, c), _ in ordered), tuple(np.array(p) for _, p in ordered))
         groups[row.signature].append(row)
@@ -110,7 +110,7 @@ def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
         else:
             planes[tuple(p.shape[1] for p in turned)].append(turned)
     for alike in planes.values():
-        legs = [(term, np.concatenate([one[k] for one in alike])) for k, term in enumerate(rows[0].terms)]
+        legs = [(term, np.concatenate([similar[k] for similar in alike])) for k, term in enumerate(rows[0].terms)]
         yield from _symmetries(ComplexScaling(), legs, entries)
     for some in [rest] if rest and _regular(rest, entries) else [[row] for row in rest]:
         yield from _symmetries(Scaling(), _stacked(some), entries)
@@ -127,8 +127,8 @@ def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Ten
     """Between which rows all of μ(θ, G) cancels, and not only its diagonal."""
     totals, sizes = [], []
     for (_, coefficient), positions in legs:
-        found, size = _products(positions, entries)
-        totals.append(found if coefficient > 0 else -found.mT)
+        products, size = _products(positions, entries)
+        totals.append(products if coefficient > 0 else -products.mT)
         sizes.append(size if coefficient > 0 else size.mT)
     size = sum(sizes[1:], sizes[0])
     zero: Tensor = (sum(totals[1:], totals[0]).abs() <= EXACT * (size + 1e-6 * size.amax(0))).all(0).cpu()
@@ -138,18 +138,18 @@ def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Ten
 def cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
     """Groups of rows that are all related to each other."""
     table = related.numpy()
-    left = list(range(len(table)))
+    remaining = list(range(len(table)))
     groups = []
-    while left:
-        group = [left[0]]
-        allowed = table[left[0]].copy()
-        for other in left[1:]:
+    while remaining:
+        group = [remaining[0]]
+        allowed = table[remaining[0]].copy()
+        for other in remaining[1:]:
             if allowed[other]:
                 group.append(other)
                 allowed &= table[other]
         groups.append(group)
         taken = set(group)
-        left = [i for i in left if i not in taken]
+        remaining = [i for i in remaining if i not in taken]
     return groups
 
 
@@ -162,9 +162,9 @@ def _turned(row: _Row, entries: Entries) -> list[Positions] | None:
         total: Tensor | None = None
         size: Tensor | None = None
         for positions in cut:
-            found, bound = _products(positions, entries)
+            products, bound = _products(positions, entries)
             # A leg of degree −1 moves by the same phase as one of degree +1.
-            part = found[:, 0, 1] - found[:, 1, 0]
+            part = products[:, 0, 1] - products[:, 1, 0]
             total = part if total is None else total + part
             size = bound.sum((1, 2)) if size is None else size + bound.sum((1, 2))
         assert total is not None
@@ -184,11 +184,11 @@ def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Position
     for shift in sorted({int(p - places[0]) for p in places[1:]}):
         first: list[int] = []
         second: set[int] = set()
-        for place in places.tolist():
-            if place not in second:
-                first.append(place)
-                second.add(place + shift)
-        pair = np.array([first, [place + shift for place in first]])
+        for index in places.tolist():
+            if index not in second:
+                first.append(index)
+                second.add(index + shift)
+        pair = np.array([first, [index + shift for index in first]])
         if np.array_equal(np.sort(pair.ravel()), places) and view_of(*_stored(term, entries), pair - start) is not None:
             result += [pair, pair[::-1].copy()]
     return result

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
 from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
 
@@ -51,8 +51,8 @@ def letters_of(words: Any, depth: int) -> list[Any]:
 def nested(depth: int) -> FieldDerivatives:
     """Return the left-nested bracket of the first depth + 1 letters."""
     field = letter(0)
-    for place in range(1, depth + 1):
-        field = bracket(field, letter(place))
+    for index in range(1, depth + 1):
+        field = bracket(field, letter(index))
     return field
 
 
@@ -110,8 +110,8 @@ def vectors(
             return torch.cat((forward - backward, size[:, None]), 1)
 
         # Graphs that are kept for the next order hold three times as much at each level: 13, 35 and 130 vectors of D.
-        found = _chunked(scaled, theta.expand(count, -1), words, count, 2 * function.size * 3 ** (depth - 1))
-        rows, sizes = found[:, :-1], found[:, -1]
+        field_rows = _chunked(scaled, theta.expand(count, -1), words, count, 2 * function.size * 3 ** (depth - 1))
+        rows, sizes = field_rows[:, :-1], field_rows[:, -1]
     floor = 1e-12 * sizes.max()
     return rows / torch.where(sizes > floor, sizes, torch.inf)[:, None]
 
@@ -119,18 +119,18 @@ def vectors(
 def _chunked(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any, count: int, size: int) -> Tensor:
     """Rows for stacked samples at points, in chunks that fit into memory."""
     chunk = max(1, min(count, MEMORY.get(points.device.type, 1 << 30) // (64 * size)))
-    found = []
+    chunks = []
     with written_out():
         for start in range(0, count, chunk):
             some = slice(start, start + chunk)
             part = tree_map(lambda p, some=some: p[some] if isinstance(p, Tensor) else p, samples)
             try:
-                found.append(rows(points[some], part))
+                chunks.append(rows(points[some], part))
             except (RuntimeError, NotImplementedError) as problem:
                 if "out of memory" in str(problem).lower():
                     raise
                 raise UnsuitableError(f"The function cannot be differentiated often enough: {problem}") from problem
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
 def derivative_error(

@@ -33,12 +33,12 @@ class _Rows:
     violation: float
 
 
-def symmetries(found: Sequence[Relation], rates: Rates, shapes: dict[str, tuple[int, ...]]) -> list[Symmetry]:
+def symmetries(relations: Sequence[Relation], rates: Rates, shapes: dict[str, tuple[int, ...]]) -> list[Symmetry]:
     """Symmetries for all relations that have the shape of one."""
     made: list[Symmetry] = []
     lengths: dict[tuple[object, ...], list[_Rows]] = defaultdict(list)
     sums: list[Relation] = []
-    for relation in found:
+    for relation in relations:
         if all(feature.sort == "length" for feature in relation.terms):
             rows = _rows(relation)
             widths = tuple(len(r) for r in rows.rows)
@@ -59,13 +59,13 @@ def _inert(rates: Rates, shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetr
     for feature, quiet in zip(rates.features, still.tolist(), strict=True):
         if quiet and feature.sort == "length" and feature.axis == 0:
             rows[feature.parameter].append(feature.index)
-    for name, found in rows.items():
+    for name, relation in rows.items():
         shape = shapes[name] or (1,)
         size = torch.Size(shape).numel()
-        if len(found) == shape[0]:
+        if len(relation) == shape[0]:
             views = [View.of(name, shape, grid=(1, size))]
         else:
-            views = [View.of(name, shape, grid=(1, *shape), pick={1: (row, row + 1)}) for row in found]
+            views = [View.of(name, shape, grid=(1, *shape), pick={1: (row, row + 1)}) for row in relation]
         for view in views:
             yield Symmetry(block="", family="translation", kind=Translation(), legs=(Leg(view),))
 
@@ -166,15 +166,15 @@ def _view(name: str, shape: tuple[int, ...], axis: int, rows: list[int]) -> View
     """Rows along an axis, as a range where they are one."""
     shape = shape or (1,)
     if rows == list(range(rows[0], rows[-1] + 1)):
-        whole = len(rows) == shape[axis]
-        return View.of(name, shape, axes=axis, pick=None if whole else {axis: (rows[0], rows[-1] + 1)})
+        complete = len(rows) == shape[axis]
+        return View.of(name, shape, axes=axis, pick=None if complete else {axis: (rows[0], rows[-1] + 1)})
     return View.of(name, shape, axes=axis, rows=tuple(rows))
 
 
-def _translations(found: list[Relation], shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
+def _translations(relations: list[Relation], shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
     """Sums along axes that do not change; relations that step through the same entries together are one symmetry."""
     families: dict[tuple[LegType, ...], list[tuple[int, ...]]] = defaultdict(list)
-    for relation in found:
+    for relation in relations:
         for types, indices in _sum_legs(relation, shapes):
             families[types].append(indices)
     for types, entries in families.items():

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import parameters_of, tree_map
 from conserved.errors import InvalidInputError
 from conserved.laws.shared_memory import memory_of, overlapping, tensors_of
 
@@ -99,8 +99,8 @@ class ParameterFunction:
             return x, noise.to(self.device)
         each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
         with torch.no_grad(), written_out():
-            z = torch.stack([self(theta, one) for one in each]).cpu()
-        gradients = [_gradient_of(partial(_total, loss, y), one) for one, y in zip(z, noise, strict=True)]
+            z = torch.stack([self(theta, sample) for sample in each]).cpu()
+        gradients = [_gradient_of(partial(_total, loss, y), sample) for sample, y in zip(z, noise, strict=True)]
         return x, torch.stack(gradients).to(self.device)
 
 
@@ -118,8 +118,8 @@ def _gradient_of(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
         point = point.detach().requires_grad_()
         value = f(point)
-        found = torch.autograd.grad(value, point, allow_unused=True)[0] if value.requires_grad else None
-    return torch.zeros_like(point) if found is None else found
+        gradient = torch.autograd.grad(value, point, allow_unused=True)[0] if value.requires_grad else None
+    return torch.zeros_like(point) if gradient is None else gradient
 
 
 def function_of(
@@ -200,18 +200,18 @@ def _module(
     places: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
     for path, part in model.named_modules():
-        for attribute, parameter in part._parameters.items():
+        for attribute, parameter in parameters_of(part).items():
             if parameter is None or not parameter.requires_grad or not parameter.numel():
                 continue
             if (id(part), attribute) not in seen:
                 seen.add((id(part), attribute))
-                place = f"{path}.{attribute}" if path else attribute
-                places[place] = canonical.setdefault(memory[place], place)
+                path_here = f"{path}.{attribute}" if path else attribute
+                places[path_here] = canonical.setdefault(memory[path_here], path_here)
     owned = dict(model.named_parameters(remove_duplicate=False))
     start = {name: owned[name].detach().clone() for name in canonical.values()}
 
     def call(values: dict[str, Tensor], x: Any) -> Any:
-        given = {place: values[name] for place, name in places.items()}
+        given = {path_here: values[name] for path_here, name in places.items()}
         args, kwargs = arguments(x)
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
 

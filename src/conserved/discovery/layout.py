@@ -29,9 +29,9 @@ class _Digit:
 
 def views_of(name: str, shape: tuple[int, ...], positions: Positions) -> list[View]:
     """Views that together see the entries at n × m positions; each has all n rows and some of the columns."""
-    whole = view_of(name, shape, positions)
-    if whole is not None:
-        return [whole]
+    single = view_of(name, shape, positions)
+    if single is not None:
+        return [single]
     count = positions.shape[1]
     longest = next(size for size in range(count - 1, 0, -1) if view_of(name, shape, positions[:, :size]) is not None)
     starts = range(0, count, longest)
@@ -80,20 +80,20 @@ def _listed(name: str, shape: tuple[int, ...], positions: Positions) -> View:
 def digits(offsets: Positions) -> list[_Digit] | None:
     """Offsets 0 = o_0 < o_1 < … as all sums of multiples of strides, smallest stride first; None if they are not."""
     result: list[_Digit] = []
-    left = offsets
-    while len(left) > 1:
-        step = int(left[1] - left[0])
+    remaining = offsets
+    while len(remaining) > 1:
+        step = int(remaining[1] - remaining[0])
         if step <= 0:
             return None
-        differs = np.flatnonzero(np.diff(left) != step)
-        run = int(differs[0]) + 1 if len(differs) else len(left)
-        if len(left) % run:
+        differs = np.flatnonzero(np.diff(remaining) != step)
+        run = int(differs[0]) + 1 if len(differs) else len(remaining)
+        if len(remaining) % run:
             return None
-        rows = left.reshape(-1, run)
+        rows = remaining.reshape(-1, run)
         if not np.array_equal(rows, rows[:, :1] + step * np.arange(run)):
             return None
         result.append(_Digit(step, run))
-        left = rows[:, 0]
+        remaining = rows[:, 0]
     return result
 
 
@@ -124,7 +124,7 @@ def _on_grid(
     _skip(shape, bottom, size, first, grid, picks)
     if prod(grid) != size:
         return None
-    grid, picks, faced = grid[::-1], picks[::-1], [len(grid) - 1 - place for place in faced]
+    grid, picks, faced = grid[::-1], picks[::-1], [len(grid) - 1 - index for index in faced]
     if not faced:
         # A single row is faced along an axis of one entry.
         grid, picks, faced = [1, *grid], [None, *picks], [0]

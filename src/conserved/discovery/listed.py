@@ -75,7 +75,7 @@ def listed(
         inferred=tuple(symmetry.name for symmetry in inferred),
         explained=explained,
         approximate=span.rank - explained,
-        overlap=max(place.overlap(exact) for place in places),
+        overlap=max(point.overlap(exact) for point in places),
     )
 
 
@@ -84,11 +84,11 @@ def read_off(function: ParameterFunction) -> list[Symmetry]:
     sample = function.sample(torch.Generator().manual_seed(0), 1)
     x = to_device(one_of(sample, 0), function.device)
     try:
-        found = recognize(function.evaluate, dict(function.start), x)
+        law_set = recognize(function.evaluate, dict(function.start), x)
     except Exception:  # Whatever a program does that cannot be followed, its laws can still be searched for.
         return []
     order = list(function.start)
-    laws = [upright(symmetry, order) for symmetry in found]
+    laws = [upright(symmetry, order) for symmetry in law_set]
     return [replace(law, legs=tuple(sorted(law.legs, key=lambda leg: -leg.degree))) for law in laws]
 
 
@@ -170,16 +170,16 @@ class LawsAtPoint:
 
 def _holding(symmetries: Sequence[Symmetry], places: Sequence[LawsAtPoint]) -> list[Symmetry]:
     """Symmetries whose laws do not change along gradient fields at any of the points."""
-    kept = list(symmetries)
-    for place in places if kept else ():
-        fields = place.fields()
-        violations = [_violation(place.gradients(one), fields) for one in kept]
-        kept = [
-            one if one.exact else replace(one, epsilon=max(one.epsilon, violation))
-            for one, violation in zip(kept, violations, strict=True)
-            if violation < (EXACT if one.exact else 10 * NEARLY)
+    holding = list(symmetries)
+    for point in places if holding else ():
+        fields = point.fields()
+        violations = [_violation(point.gradients(symmetry), fields) for symmetry in holding]
+        holding = [
+            symmetry if symmetry.exact else replace(symmetry, epsilon=max(symmetry.epsilon, violation))
+            for symmetry, violation in zip(holding, violations, strict=True)
+            if violation < (EXACT if symmetry.exact else 10 * NEARLY)
         ]
-    return kept
+    return holding
 
 
 def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples D"]) -> float:
@@ -193,13 +193,13 @@ def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples 
     return float((rates / torch.where(sizes > 0, sizes, 1)).max()) if rates.numel() else 0.0
 
 
-def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, place: LawsAtPoint) -> list[Symmetry]:
+def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, point: LawsAtPoint) -> list[Symmetry]:
     """Those of the laws searched for that say more than those read off the program; the exact ones join the span."""
     names = {symmetry.name for symmetry in inferred}
     nearly = any(not symmetry.exact for symmetry in inferred)
     result = []
-    for one in searched:
-        if span.add(place.directions([one])) if one.exact else not nearly:
-            block = f"{one.block}.searched" if one.block else "searched"
-            result.append(replace(one, block=block) if one.name in names else one)
+    for candidate in searched:
+        if span.add(point.directions([candidate])) if candidate.exact else not nearly:
+            block = f"{candidate.block}.searched" if candidate.block else "searched"
+            result.append(replace(candidate, block=block) if candidate.name in names else candidate)
     return result

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.discovery.function import ParameterFunction, written_out
 from conserved.discovery.rank import Progress
 from conserved.discovery.span import Span

@@ -100,10 +100,10 @@ def _exhaust(
 ) -> None:
     """Add brackets of one level until a whole block of them brings nothing new; say every few seconds how far it is."""
     block = block_size(function.size, function.device, level)
-    said = time.monotonic()
+    announced = time.monotonic()
     while span.rank < function.size:
-        if time.monotonic() - said > _SILENCE:
-            said = time.monotonic()
+        if time.monotonic() - announced > _SILENCE:
+            announced = time.monotonic()
             progress(f"depth {level}, rank {span.rank} so far")
         count = min(block, function.size - span.rank + 16)
         words = draw_words(function, theta, level, count, generator)
@@ -138,9 +138,9 @@ def announcement(size: int, device: torch.device) -> str:
     sample = torch.ones(512, 512, dtype=torch.float64, device=device)
     seconds = min(_timed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
     estimate = _PRODUCTS * seconds * (size / 512) ** 3
-    said = f"{estimate:,.0f} s" if estimate < 120 else f"{estimate / 60:,.0f} minutes"
+    duration = f"{estimate:,.0f} s" if estimate < 120 else f"{estimate / 60:,.0f} minutes"
     memory = f"{memory_needed(size, device) / 1e9:,.1f} GB"
-    return f"counting the laws of {size:,} parameters: {memory} and about {said} on {device}"
+    return f"counting the laws of {size:,} parameters: {memory} and about {duration} on {device}"
 
 
 def _timed(work: Callable[[], float]) -> float:

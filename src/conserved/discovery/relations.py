@@ -49,12 +49,12 @@ def relations(rates: Rates, *, exact: bool = True) -> list[Relation]:
     matrix = rates.values / torch.where(alive, scale, 1)
     # A feature whose rate is rounding against its own terms is a relation of one term.
     silent = alive & (matrix.abs().amax(0) < EXACT)
-    found = [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
+    selected = [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
     keep = (alive & ~silent).nonzero().flatten()
     if len(keep):
         moving = [features[i] for i in keep.tolist()]
-        found += _null_relations(moving, matrix[:, keep], scale[keep], rates.sizes[:, keep], exact=exact)
-    return found if exact else [relation for relation in found if not relation.exact]
+        selected += _null_relations(moving, matrix[:, keep], scale[keep], rates.sizes[:, keep], exact=exact)
+    return selected if exact else [relation for relation in selected if not relation.exact]
 
 
 def _null_relations(
@@ -73,9 +73,9 @@ def _null_relations(
         resolution = _FINE if blur < _FINE.zero else _COARSE
         wide = [row.cpu() for row in _reduced(right[nearly:] / scale, resolution)]
         rows = rows + _independent(_shortened(wide, trivial, resolution), [*trivial, *rows], resolution)
-    found = [_relation(features, row, matrix * scale, sizes) for row in rows]
+    relations = [_relation(features, row, matrix * scale, sizes) for row in rows]
     # The worst of many samples: where what is normalised happens to be small, ε weighs more.
-    return [relation for relation in found if relation.violation < 10 * NEARLY]
+    return [relation for relation in relations if relation.violation < 10 * NEARLY]
 
 
 def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
@@ -101,24 +101,24 @@ _COARSE = _Resolution(1e-2, 1)
 def _reduced(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
     """Gauss–Jordan elimination with complete pivoting on scaled rows."""
     rows = rows.clone()
-    for place in range(len(rows)):
-        sizes = rows[place:].abs()
+    for index in range(len(rows)):
+        sizes = rows[index:].abs()
         pivot = int(sizes.argmax())
-        row, column = place + pivot // rows.shape[1], pivot % rows.shape[1]
+        row, column = index + pivot // rows.shape[1], pivot % rows.shape[1]
         if rows[row, column] == 0:
-            return rows[:place]
-        rows[[place, row]] = rows[[row, place]]
-        rows[place] /= rows[place, column].clone()
-        others = torch.arange(len(rows)) != place
-        rows[others] -= rows[others, column : column + 1] * rows[place]
+            return rows[:index]
+        rows[[index, row]] = rows[[row, index]]
+        rows[index] /= rows[index, column].clone()
+        others = torch.arange(len(rows)) != index
+        rows[others] -= rows[others, column : column + 1] * rows[index]
     return torch.where(rows.abs() < 0.1 * resolution.zero, 0, rows)
 
 
 def _trivial(features: list[Feature]) -> list[Tensor]:
     """Sums over the rows along two axes of one parameter are the same number, for lengths and for sums alike."""
     groups: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for place, feature in enumerate(features):
-        groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(place)
+    for index, feature in enumerate(features):
+        groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(index)
     result = []
     for axes in groups.values():
         first, *others = axes.values()
@@ -142,27 +142,27 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolutio
     while improved:
         improved = False
         table = np.stack(arrays) if arrays else np.zeros((0, 0))
-        for place in range(len(arrays)):
-            best = _shortest(arrays[place], table, place, known, resolution)
-            if np.count_nonzero(best) < np.count_nonzero(arrays[place]):
-                arrays[place] = table[place] = best
+        for index in range(len(arrays)):
+            best = _shortest(arrays[index], table, index, known, resolution)
+            if np.count_nonzero(best) < np.count_nonzero(arrays[index]):
+                arrays[index] = table[index] = best
                 improved = True
         arrays = sorted((row for row in arrays if row.any()), key=np.count_nonzero)
     return [torch.from_numpy(row) for row in arrays]
 
 
 def _shortest(
-    row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], resolution: _Resolution
+    row: np.ndarray, table: np.ndarray, index: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> np.ndarray:
     """Return the shortest row within reach, over rows that may be as long or longer on the way."""
-    best = start = _descended(row, table, place, resolution)
+    best = start = _descended(row, table, index, resolution)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):
         if not frontier:
             break
         current = frontier.pop(0)
-        for neighbour in _neighbours(current, table, place, trivial, resolution):
-            further = _descended(neighbour, table, place, resolution)
+        for neighbour in _neighbours(current, table, index, trivial, resolution):
+            further = _descended(neighbour, table, index, resolution)
             if (signature := _signature(further)) not in seen:
                 seen.add(signature)
                 frontier.append(further)
@@ -171,7 +171,7 @@ def _shortest(
 
 
 def _neighbours(
-    row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], resolution: _Resolution
+    row: np.ndarray, table: np.ndarray, index: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> Iterator[np.ndarray]:
     """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
     for relation in trivial:
@@ -180,7 +180,7 @@ def _neighbours(
         yield _less(row, relation, resolution)
         for side in (relation > 0, relation < 0):
             inside = (table[:, side & (row != 0)] != 0).any(1)
-            inside[place] = False
+            inside[index] = False
             exchanged = row
             for k in np.flatnonzero(inside):
                 exchanged = _less(exchanged, table[k], resolution)
@@ -194,7 +194,7 @@ def _signature(row: np.ndarray) -> bytes:
 def _has_half(row: np.ndarray, relation: np.ndarray) -> bool:
     present = relation[row != 0]
     sides = (present > 0, relation > 0), (present < 0, relation < 0)
-    return any(2 * np.count_nonzero(found) >= np.count_nonzero(side) for found, side in sides)
+    return any(2 * np.count_nonzero(part) >= np.count_nonzero(side) for part, side in sides)
 
 
 _EFFORT = 40
@@ -204,10 +204,10 @@ _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
 
-def _descended(row: np.ndarray, table: np.ndarray, place: int, resolution: _Resolution) -> np.ndarray:
+def _descended(row: np.ndarray, table: np.ndarray, index: int, resolution: _Resolution) -> np.ndarray:
     """Subtract multiples of other rows while that leaves fewer terms."""
     lengths = np.count_nonzero(table, axis=1)
-    lengths[place] = 2 * table.shape[1] + 1
+    lengths[index] = 2 * table.shape[1] + 1
     while True:
         overlap = np.count_nonzero(table[:, row != 0], axis=1)
         candidates = np.flatnonzero(2 * overlap > lengths)
@@ -245,8 +245,8 @@ def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> 
     first[:, 1:] = ratios[:, 1:] != ratios[:, :-1]
     start = np.maximum.accumulate(np.where(first, order, 0), axis=1)
     most = ratios[np.arange(len(ratios)), (order - start).argmax(1)]
-    left = row - most[:, None] * others
-    return np.where(np.isnan(left), row, np.where(np.abs(left) < resolution.zero, 0, left))
+    shorter = row - most[:, None] * others
+    return np.where(np.isnan(shorter), row, np.where(np.abs(shorter) < resolution.zero, 0, shorter))
 
 
 def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolution) -> list[Tensor]:
@@ -254,14 +254,14 @@ def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolutio
     basis: list[Tensor] = []
 
     def is_new(row: Tensor) -> bool:
-        left = row.clone()
+        residual = row.clone()
         for _ in range(2):
-            for one in basis:
-                left = left - (left @ one) * one
-        length = torch.linalg.vector_norm(left)
+            for vector in basis:
+                residual = residual - (residual @ vector) * vector
+        length = torch.linalg.vector_norm(residual)
         if length < 10 * resolution.zero * torch.linalg.vector_norm(row):
             return False
-        basis.append(left / length)
+        basis.append(residual / length)
         return True
 
     for relation in known:

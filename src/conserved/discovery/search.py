@@ -44,13 +44,13 @@ def search(function: ParameterFunction, generator: torch.Generator, say: Callabl
     measured = dataclasses.replace(measured, points=_few(measured.points), fields=_few(measured.fields))
     scalings, shifts = charges_of(entries.points * entries.fields), charges_of(entries.fields)
     if _along_axes(scalings, shapes, shifted=False) and _along_axes(shifts, shapes, shifted=True):
-        found = named(symmetries(relations(measured), measured, shapes))
-        exact = [symmetry for symmetry in found if symmetry.exact]
+        candidates = named(symmetries(relations(measured), measured, shapes))
+        exact = [symmetry for symmetry in candidates if symmetry.exact]
         lengths = [symmetry for symmetry in exact if not symmetry.kind.linear]
         sums = [symmetry for symmetry in exact if symmetry.kind.linear]
         point = function.split(entries.points[0])
         if _holds(lengths, len(scalings.null), point) and _holds(sums, len(shifts.null) + len(shifts.still), point):
-            return tuple(found)
+            return tuple(candidates)
     return _by_entry(scalings, shifts, entries, measured, say)
 
 
@@ -59,7 +59,7 @@ def _by_entry(
 ) -> tuple[Symmetry, ...]:
     """Exact laws from entries; those that hold up to something small from rows, which is where they are seen."""
     say(f"looking for forms among {entries.points.shape[1]} entries")
-    still = [EntryRelation(np.array([place]), np.ones(1)) for place in shifts.still.tolist()]
+    still = [EntryRelation(np.array([index]), np.ones(1)) for index in shifts.still.tolist()]
     exact = entry_symmetries(scalings.relations(), [*shifts.relations(), *still], entries)
     nearly = [s for s in symmetries(relations(measured, exact=False), measured, entries.shapes) if not s.exact]
     return tuple(named([*exact, *nearly]))
@@ -73,9 +73,9 @@ def _few(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part[:WHOLE] for name, part in parts.items()}
 
 
-def _holds(found: list[Symmetry], least: int, point: Mapping[str, Tensor]) -> bool:
+def _holds(symmetries: list[Symmetry], least: int, point: Mapping[str, Tensor]) -> bool:
     """Return whether symmetries hold at least so many independent laws."""
-    return not least or (bool(found) and rank_of_gradients(found, point) >= least)
+    return not least or (bool(symmetries) and rank_of_gradients(symmetries, point) >= least)
 
 
 def _along_axes(charges: Charges, shapes: Mapping[str, tuple[int, ...]], *, shifted: bool) -> bool:
@@ -96,10 +96,10 @@ def _along_axes(charges: Charges, shapes: Mapping[str, tuple[int, ...]], *, shif
         if len(shape) < 2:
             continue
         axes = range(len(shape))
-        kept = [np.flatnonzero(alive.any(tuple(a for a in axes if a != axis))) for axis in axes]
-        if not alive[np.ix_(*kept)].all() or not (alive.all() or len(kept[0]) < shape[0]):
+        alive_indices = [np.flatnonzero(alive.any(tuple(a for a in axes if a != axis))) for axis in axes]
+        if not alive[np.ix_(*alive_indices)].all() or not (alive.all() or len(alive_indices[0]) < shape[0]):
             return False
-        values = part.reshape(-1, *shape)[np.ix_(np.arange(len(part)), *kept)]
+        values = part.reshape(-1, *shape)[np.ix_(np.arange(len(part)), *alive_indices)]
         if values.size and np.abs(_beyond(values, shifted)).max() > _ALONG_AXES * np.abs(table).max():
             return False
     return True
@@ -112,6 +112,6 @@ def _beyond(values: np.ndarray, shifted: bool) -> np.ndarray:
         for axis in axes:
             values = values - values.mean(axis, keepdims=True)
         return values
-    whole = values.mean(tuple(axes), keepdims=True)
-    rows = sum(values.mean(tuple(a for a in axes if a != axis), keepdims=True) - whole for axis in axes)
-    return values - whole - rows
+    mean = values.mean(tuple(axes), keepdims=True)
+    rows = sum(values.mean(tuple(a for a in axes if a != axis), keepdims=True) - mean for axis in axes)
+    return values - mean - rows

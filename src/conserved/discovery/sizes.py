@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.discovery.function import ParameterFunction, written_out
 from conserved.laws.verification import precision_of
 
@@ -62,8 +62,8 @@ def sizes_of(
     points = torch.stack((theta, theta + 1e-9 * theta.abs() * nearby, theta + step, theta - step))
     samples = tree_map(lambda part: torch.cat((part,) * 4) if isinstance(part, Tensor) else part, (x, v))
     factors = torch.tensor((1, _MULTIPLE, 1, 1), dtype=v.dtype, device=v.device).repeat_interleave(_SAMPLES)[:, None]
-    found = rows(points.repeat_interleave(_SAMPLES, 0), (samples[0], samples[1] * factors), 4 * _SAMPLES)
-    fields, again, ahead, behind = found.split(_SAMPLES)
+    field_rows = rows(points.repeat_interleave(_SAMPLES, 0), (samples[0], samples[1] * factors), 4 * _SAMPLES)
+    fields, again, ahead, behind = field_rows.split(_SAMPLES)
     again = again / _MULTIPLE
     largest = fields.abs().amax(0)
     reach = float(largest.max())
@@ -95,6 +95,6 @@ def _roughness(
 ) -> float:
     """Second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
     norms = torch.linalg.vector_norm(here, dim=1)
-    left = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
+    curvature = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
     alive = norms > 0
-    return float((left[alive] / norms[alive]).median()) if bool(alive.any()) else 0.0
+    return float((curvature[alive] / norms[alive]).median()) if bool(alive.any()) else 0.0

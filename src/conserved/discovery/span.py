@@ -86,15 +86,15 @@ class Basis:
 
     def add(self, block: Float[Tensor, "count D"]) -> None:
         """Add the span of a block."""
-        left = self.project_out(self.project_out(block)) if self._clear else block
-        size = float(torch.linalg.matrix_norm(left))
+        rest = self.project_out(self.project_out(block)) if self._clear else block
+        size = float(torch.linalg.matrix_norm(rest))
         if size < ROUNDING:
             self.largest_forgotten = max(self.largest_forgotten, size)
             return
-        if len(block) >= _FEWEST and (largest := largest_value(left)) < NOTHING:
+        if len(block) >= _FEWEST and (largest := largest_value(rest)) < NOTHING:
             self.largest_forgotten = max(self.largest_forgotten, largest)
             return
-        q, r = torch.linalg.qr(left.mT)
+        q, r = torch.linalg.qr(rest.mT)
         least = least_value(r)
         if least > CLEAR:
             self.smallest_clear = min(self.smallest_clear, least)
@@ -140,8 +140,8 @@ def least_value(r: Float[Tensor, "k n"]) -> float:
     """A lower bound of the smallest singular value of a triangular factor: 1 / ‖R⁻¹‖_F, or 0 if it is not square."""
     if r.shape[0] != r.shape[1]:
         return 0.0
-    one = torch.eye(len(r), dtype=r.dtype, device=r.device)
-    size = float(torch.linalg.matrix_norm(torch.linalg.solve_triangular(r, one, upper=True)))
+    identity = torch.eye(len(r), dtype=r.dtype, device=r.device)
+    size = float(torch.linalg.matrix_norm(torch.linalg.solve_triangular(r, identity, upper=True)))
     return 1 / size if size > 0 else 0.0
 
 
@@ -180,10 +180,10 @@ class Reflection:
         return self.v.shape[1]
 
     @staticmethod
-    def of(left: Float[Tensor, "b m"]) -> tuple[Reflection, float]:
+    def of(block: Float[Tensor, "b m"]) -> tuple[Reflection, float]:
         """That of a block of at most m rows, and a lower bound of the smallest singular value of the block."""
-        packed, factors = torch.geqrf(left.mT)
-        count = len(left)
+        packed, factors = torch.geqrf(block.mT)
+        count = len(block)
         least = least_value(packed[:count].triu())
         v = packed.tril(-1)
         v.diagonal().fill_(1)
@@ -193,8 +193,8 @@ class Reflection:
         # H_1 ⋯ H_b = I − V T Vᵀ with T⁻¹ = the part of VᵀV above the diagonal, and 1/τ on it.
         inverse = (v.mT @ v).triu(1)
         inverse.diagonal().copy_(1 / torch.where(idle, 1, factors))
-        one = torch.eye(count, dtype=v.dtype, device=v.device)
-        return Reflection(v, torch.linalg.solve_triangular(inverse, one, upper=True)), least
+        identity = torch.eye(count, dtype=v.dtype, device=v.device)
+        return Reflection(v, torch.linalg.solve_triangular(inverse, identity, upper=True)), least
 
     def turn(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """Bring rows to the new coordinates, where they are stored."""
@@ -287,35 +287,35 @@ class Span:
             rows = reflection.turn(rows)[:, reflection.count :]
         return rows
 
-    def _absorb(self, left: Tensor) -> None:
+    def _absorb(self, block: Tensor) -> None:
         started = len(self._rest.rows) > 0 or len(self._rest.faint) > 0
-        if started or not _FEWEST <= len(left) <= left.shape[1]:
-            self._sort(left)
-        elif len(left) > _MOST:
-            self._absorb_parts(left, _MOST)
+        if started or not _FEWEST <= len(block) <= block.shape[1]:
+            self._sort(block)
+        elif len(block) > _MOST:
+            self._absorb_parts(block, _MOST)
         else:
-            reflection, least = Reflection.of(left)
+            reflection, least = Reflection.of(block)
             if least > CLEAR:
                 self._smallest_reflected = min(self._smallest_reflected, least)
                 self._reflections.append(reflection)
                 forgotten = self._rest.largest_forgotten
-                self._rest = Basis(left.shape[1] - len(left), self.device, largest_forgotten=forgotten)
-            elif len(left) > _LARGEST_SVD:
-                self._absorb_parts(left, len(left) // 2)
+                self._rest = Basis(block.shape[1] - len(block), self.device, largest_forgotten=forgotten)
+            elif len(block) > _LARGEST_SVD:
+                self._absorb_parts(block, len(block) // 2)
             else:
-                self._sort(left)
+                self._sort(block)
 
-    def _sort(self, left: Tensor) -> None:
+    def _sort(self, block: Tensor) -> None:
         """Add what is left of a block to the directions that are no axes, after which there are no more reflections."""
-        self._rest.add(left)
+        self._rest.add(block)
         started = len(self._rest.rows) > 0 or len(self._rest.faint) > 0
         if started and self._reflections and self._axes is None and _FEW * self._rest.size <= self.size:
             axes = torch.zeros(self._rest.size, self.size, dtype=torch.float64, device=self.device)
             axes[:, self.reflected :].fill_diagonal_(1)
             self._axes = self._turned_back(axes)
 
-    def _absorb_parts(self, left: Tensor, size: int) -> None:
+    def _absorb_parts(self, block: Tensor, size: int) -> None:
         since = len(self._reflections)
         # Parts are turned where they are stored, which must not be where the caller keeps them.
-        for part in (left if since else left.clone()).split(size):
+        for part in (block if since else block.clone()).split(size):
             self._absorb(self._turned(part, since))

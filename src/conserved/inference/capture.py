@@ -17,15 +17,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from conserved import _torch_compat
+from conserved._torch_compat import (
+    TorchDispatchMode,
+    disable_dynamo,
+    preserve_version_counter,
+    storage_key,
+    tree_flatten,
+    tree_map_only,
+    without_mkldnn,
+)
 from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
@@ -118,7 +124,7 @@ class CapturedProgram:
 
     def restrict(self, live: Sequence[int]) -> None:
         """Name the operations that the outputs depend on; `is_read` looks at these only."""
-        self._read_values = {number for place in live for number in self.operations[place].inputs()}
+        self._read_values = {number for index in live for number in self.operations[index].inputs()}
         self._read_values.update(self.outputs)
 
     def is_read(self, value: int) -> bool:
@@ -146,9 +152,9 @@ class _Storage:
 
 def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
     """The trained parameters that have entries in common with others, or with themselves: a step moves these twice."""
-    trained = {name: one.detach() for name, one in parameters.items() if one.requires_grad}
+    trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
     among = overlapping(trained)
-    return [name for name, one in trained.items() if name in among or overlaps_itself(one)]
+    return [name for name, parameter in trained.items() if name in among or overlaps_itself(parameter)]
 
 
 def has_hooks(parameter: Tensor) -> bool:
@@ -175,6 +181,9 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, _Storage] = {}
         self._keep: list[Any] = []
         self._made: dict[ValueRef, Tensor] = {}
+        self._taken: dict[int, Tensor] = {}
+        """Buffers that were read, by the number of the value."""
+        self._written_storages: set[int] = set()
         self.modules: list[str] = []
         self.custom: list[str] = []
         self.busy = False
@@ -253,7 +262,7 @@ class Recorder(TorchDispatchMode):
         self._evaluate(operation, results)
         return out
 
-    _record_uncompiled = _disable_dynamo(_record)
+    _record_uncompiled = disable_dynamo(_record)
 
     def _follow_collective(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow a collective without communicating; in a group of one process it is a copy."""
@@ -345,6 +354,28 @@ class Recorder(TorchDispatchMode):
                 if not tensor.is_meta and tensor.numel() <= KEPT and not hasattr(tensor, "full_tensor"):
                     values[number].constant = tensor.detach().cpu()
 
+    def forget_state(self, changed: Sequence[Tensor]) -> None:
+        """Take buffers that the program writes to for inputs: what they hold now says nothing about the next call.
+
+        Args:
+            changed: buffers whose values or tensors are others after the call.
+        """
+        others = {id(tensor) for tensor in changed}
+        values = self.program.values
+        state = {
+            number
+            for number, tensor in self._taken.items()
+            if id(tensor) in others or _storage(tensor) in self._written_storages
+        }
+        for operation in self.program.operations:
+            if state.isdisjoint(operation.inputs()):
+                continue
+            state.update(operation.results)
+            if operation.name.startswith("aten::_local_scalar_dense"):
+                self.program.branches.append(operation.line)
+        for number in state:
+            values[number].constant = None
+
     def _new(self, tensor: Tensor, *, parameter: str | None = None, fresh_storage: bool = True) -> int:
         number = len(self.program.values)
         self.program.values.append(Value(tuple(tensor.shape), tensor.dtype, parameter=parameter))
@@ -360,17 +391,18 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _read(self, tensor: Tensor) -> ValueRef:
-        found = self._numbers.get(tensor)
+        result = self._numbers.get(tensor)
         key = _storage(tensor)
         store = self._storages.get(key) if key is not None else None
-        if found is None:
+        if result is None:
             if store is not None:
                 return ValueRef(self._again(tensor, store))
             number = self._new(tensor)
             if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
                 self.program.values[number].constant = tensor.detach().cpu()
+                self._taken[number] = tensor
             return ValueRef(number)
-        number, writes = found
+        number, writes = result
         if store is not None and store.writes != writes:
             return ValueRef(self._again(tensor, store))
         return ValueRef(number)
@@ -395,6 +427,8 @@ class Recorder(TorchDispatchMode):
     def _write(self, target: Tensor, value: int, operation: Operation) -> None:
         """The base of a storage after part of it was written."""
         key = _storage(target)
+        if key is not None:
+            self._written_storages.add(key)
         store = self._storages.get(key) if key is not None else None
         if store is None:
             return
@@ -448,9 +482,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     if schema is None or not schema.is_mutable:
         return []
     result = []
-    for place, argument in enumerate(schema.arguments):
+    for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = kwargs.get(argument.name) if argument.kwarg_only else (args[place] if place < len(args) else None)
+            given = kwargs.get(argument.name) if argument.kwarg_only else (args[index] if index < len(args) else None)
             result += [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
     return result
 
@@ -463,7 +497,7 @@ def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 def _storage(tensor: Tensor) -> int | None:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return storage_key(tensor)
     except (NotImplementedError, RuntimeError):
         return None
 
@@ -471,6 +505,7 @@ def _storage(tensor: Tensor) -> int | None:
 _NOT_THE_USERS = (
     "/torch/",
     "/conserved/inference/",
+    "/conserved/_torch_compat.py",
     "/jaxtyping/",
     "/beartype/",
     "<@beartype",
@@ -547,25 +582,18 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_mkldnn() -> Iterator[None]:
-    """`torch.backends.mkldnn.flags` would warn of TF32 where there is no such device."""
-    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-@contextlib.contextmanager
-def _undisturbed(model: nn.Module | None) -> Iterator[None]:
+def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
     """Buffers and random numbers as they were before, also for a graph that is alive and will be differentiated.
 
     A forward may count calls or update running statistics. Only buffers that changed are written back, and the
     counters by which autograd notices writes stay as they were: the values that graphs saved are there again.
+
+    Yields a list that holds the buffers that changed, once the block has ended.
     """
+    changed: list[Tensor] = []
+    owned = [(module, dict(module._buffers)) for module in model.modules()] if model is not None else []
     buffers = [buffer for buffer in model.buffers() if not buffer.is_meta] if model is not None else []
-    kept = [buffer.detach().clone() for buffer in buffers]
+    copies = [buffer.detach().clone() for buffer in buffers]
     counted = [buffer for buffer in buffers if not buffer.is_inference()]
     try:
         with (
@@ -574,15 +602,19 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
         ):
             for buffer in counted:
                 # One by one: torch before 2.7 takes no tuple.
-                counters.enter_context(_unsafe_preserve_version_counter(buffer))
+                counters.enter_context(preserve_version_counter(buffer))
             try:
-                yield
+                yield changed
             finally:
-                for buffer, value in zip(buffers, kept, strict=True):
+                for module, before in owned:
+                    changed += [b for name, b in before.items() if b is not None and module._buffers.get(name) is not b]
+                    module._buffers.update(before)
+                for buffer, value in zip(buffers, copies, strict=True):
                     if not _unchanged(buffer, value):
+                        changed.append(buffer)
                         buffer.data.copy_(value)
     finally:
-        del kept
+        del copies
 
 
 def _unchanged(buffer: Tensor, value: Tensor) -> bool:
@@ -611,6 +643,10 @@ _READS = {
 """Functions that hand values to Python without an operation that could be recorded."""
 
 
+_OWN_FILES = frozenset({__file__, _torch_compat.__file__})
+"""Files whose own reads of tensors, as of a storage, are not reads of the program."""
+
+
 class _Reads(TorchFunctionMode):
     """Notes where values leave the program: what Python decides by them cannot be seen."""
 
@@ -619,9 +655,30 @@ class _Reads(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename != __file__:
+        if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
         return func(*args, **(kwargs or {}))
+
+
+def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], bool | int | float]:
+    """Return the numbers that modules keep as plain attributes."""
+    modules = [] if model is None else model.modules()
+    return {
+        (place, name): value
+        for place, module in enumerate(modules)
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float))
+    }
+
+
+def _changes_with_calls(run: Callable[[], Any], model: nn.Module | None, outputs: Sequence[Tensor]) -> bool:
+    """Return whether a second call with the same random numbers and buffers has other outputs than the first."""
+    with _undisturbed(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), without_mkldnn():
+        again = judged(run())
+    if [output.shape for output in again] != [output.shape for output in outputs]:
+        return True
+    pairs = zip(again, outputs, strict=True)
+    return not all(torch.allclose(second, first, rtol=1e-5, equal_nan=True) for second, first in pairs)
 
 
 def capture(
@@ -635,17 +692,21 @@ def capture(
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """
     recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
+    numbers = _plain_numbers(model)
     with (
-        _undisturbed(model),
+        _undisturbed(model) as changed,
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
-        _without_mkldnn(),
+        without_mkldnn(),
         _watched(recorder, model),
         recorder,
         _Reads(recorder),
     ):
         result = run()
+    recorder.forget_state(changed)
     outputs = judged(result)
+    if numbers != _plain_numbers(model) and _changes_with_calls(run, model, outputs):
+        recorder.program.branches.append("a number that the module keeps and changes with every call")
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
     recorder.program.hooked_nodes = has_node_hooks(outputs)
     return recorder.program

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conserved._torch_compat import finished_work
+
 ALL_TO_ALL = "conserved::all_to_all"
 """The operation that deals out entries of the first axis among processes."""
 
@@ -81,21 +83,14 @@ def _reduced(x: Tensor, reduction: str, size: int) -> Tensor:
     return x**size if reduction == "product" else x * size
 
 
-def _work() -> Any:
-    """Return a handle of communication that is over already."""
-    from torch._C._distributed_c10d import FakeWork, Work
-
-    return Work.boxed(FakeWork())
-
-
 def _all_reduce_in_place(size: int, note: NoteExchange, tensors: list[Tensor], *rest: Any, **named: Any) -> Any:
     for tensor in tensors:
         tensor.copy_(_reduced(tensor, _reduction([*rest, *named.values()]), size))
-    return tensors, _work()
+    return tensors, finished_work()
 
 
 def _broadcast_in_place(size: int, note: NoteExchange, tensors: list[Tensor], *rest: Any, **named: Any) -> Any:
-    return tensors, _work()
+    return tensors, finished_work()
 
 
 def _all_gather_lists(
@@ -104,22 +99,22 @@ def _all_gather_lists(
     for parts, tensor in zip(outputs, inputs, strict=True):
         for part in parts:
             part.copy_(tensor)
-    return outputs, _work()
+    return outputs, finished_work()
 
 
 def _all_gather_base(size: int, note: NoteExchange, output: Tensor, x: Tensor, *rest: Any, **named: Any) -> Any:
     output.copy_(torch.cat([x] * size).view(output.shape))
-    return output, _work()
+    return output, finished_work()
 
 
 def _reduce_scatter_base(size: int, note: NoteExchange, output: Tensor, x: Tensor, *rest: Any, **named: Any) -> Any:
     note(REDUCE_SCATTER, x, output)
-    return output, _work()
+    return output, finished_work()
 
 
 def _all_to_all_base(size: int, note: NoteExchange, output: Tensor, x: Tensor, *rest: Any, **named: Any) -> Any:
     note(ALL_TO_ALL, x, output)
-    return _work()
+    return finished_work()
 
 
 def _all_reduce(size: int, note: NoteExchange, x: Tensor, reduction: str, *rest: Any, **named: Any) -> Tensor:

@@ -26,9 +26,9 @@ def _grouped_mm(
         return torch.bmm(rows, maps)
     places = partial(torch.arange, rows.shape[0], device=rows.device, dtype=offs.dtype)
     group = once(offs, lambda: torch.searchsorted(offs, places(), right=True).clamp(max=maps.shape[0] - 1))
-    found = torch.bmm(rows.unsqueeze(1), maps[group]).squeeze(1)
-    found = found if bias is None else found + bias[group]
-    return found if out_dtype is None else found.to(out_dtype)
+    product = torch.bmm(rows.unsqueeze(1), maps[group]).squeeze(1)
+    product = product if bias is None else product + bias[group]
+    return product if out_dtype is None else product.to(out_dtype)
 
 
 def _takes_rows_and_maps(rows: Tensor, maps: Tensor, *rest: Any, **named: Any) -> bool:

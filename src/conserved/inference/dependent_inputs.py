@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from conserved.inference.capture import Operation, ValueRef
+from conserved.inference.echelon import Echelon, Row
+from conserved.inference.engine import fraction
 from conserved.inference.random_field import DRAWS, LARGEST, FieldProgram, null_space
 from conserved.inference.rules import base_name
 from conserved.inference.typing import Typing
@@ -70,27 +72,27 @@ def dependent_inputs(typing: Typing, known: Sequence[Symmetry]) -> list[Symmetry
 
 
 class _Span:
-    """The linear laws so far, as an orthonormal basis over all entries of all parameters."""
+    """The span of the linear laws so far, over all entries of all parameters."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
-        self.start = {name: int(start) for name, start in zip(sizes, starts, strict=False)}
-        self.basis = np.zeros((0, int(starts[-1])))
+        self._start = {name: int(start) for name, start in zip(sizes, starts, strict=False)}
+        self._echelon = Echelon()
 
     def add(self, legs: Sequence[Leg]) -> bool:
-        """Add the numbers of a law; whether one of them was new."""
-        vectors = np.zeros((legs[0].view.m, self.basis.shape[1]))
+        """Add the numbers of a law; return whether one of them was new."""
+        vectors: list[Row] = [{} for _ in range(legs[0].view.m)]
         for leg in legs:
             view = leg.view
+            degree = fraction(leg.degree) or Fraction(leg.degree)
             entries = view.matrix(torch.arange(int(np.prod(view.shape)), device="cpu").reshape(view.shape)).numpy()
-            for row in entries:
-                vectors[np.arange(row.size), self.start[view.parameter] + row] += float(leg.degree)
-        rest = vectors - vectors @ self.basis.T @ self.basis
-        new = np.linalg.norm(rest, axis=1) > 1e-9 * np.linalg.norm(vectors, axis=1)
-        if new.any():
-            orthogonal, triangle = np.linalg.qr(rest.T)
-            self.basis = np.concatenate([self.basis, orthogonal.T[np.abs(np.diag(triangle)) > 1e-9]])
-        return bool(new.any())
+            for vector, column in zip(vectors, (self._start[view.parameter] + entries.T).tolist(), strict=True):
+                for entry in column:
+                    vector[entry] = vector.get(entry, 0) + degree
+        before = self._echelon.rank
+        for vector in vectors:
+            self._echelon.add({entry: value for entry, value in vector.items() if value})
+        return self._echelon.rank > before
 
 
 def _uses(typing: Typing, field: FieldProgram) -> Iterator[ParameterUse]:
@@ -123,19 +125,19 @@ def _contracted(
     if kind not in ("aten::mm", "aten::bmm", "aten::addmm"):
         return
     left, right = operation.args[-2:]
-    mine, other = (left, right) if _holds(left, name, field) else (right, left)
+    own, other = (left, right) if _holds(left, name, field) else (right, left)
     numbers = field.of(other)
-    if numbers is None or not numbers.size or not _holds(mine, name, field) or operation.kwargs:
+    if numbers is None or not numbers.size or not _holds(own, name, field) or operation.kwargs:
         return
-    entries = field.entries[mine.value][1]
+    entries = field.entries[own.value][1]
     data = numbers
-    if mine is right:
+    if own is right:
         entries, data = np.swapaxes(entries, -1, -2), np.swapaxes(data, -1, -2)
     # Now outputs × inputs for the parameter, inputs × places for the data.
     bias = ""
     if kind == "aten::addmm" and isinstance(operation.args[0], ValueRef) and operation.args[0].value in field.entries:
         bias, index = field.entries[operation.args[0].value]
-        if single.get(bias) is not operation or index.ndim != 1 or mine is left or index.size != entries.shape[0]:
+        if single.get(bias) is not operation or index.ndim != 1 or own is left or index.size != entries.shape[0]:
             bias = ""
     if entries.ndim == 2:
         yield ParameterUse(name, entries, _rows(np.swapaxes(data, 1, 2)), bias)
@@ -149,7 +151,7 @@ def _contracted(
 
 def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
     """Yield a convolution as a map of channels, with an output for every place of its kernel."""
-    data, weight, transposed, groups = (operation.args[place] for place in (0, 1, 6, 8))
+    data, weight, transposed, groups = (operation.args[index] for index in (0, 1, 6, 8))
     numbers = field.of(data)
     if numbers is None or not numbers.size or transposed or groups != 1 or not _holds(weight, name, field):
         return
@@ -160,11 +162,11 @@ def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator
 def _gained(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
     """Entries of a gain that only multiply zeros, as maps of one input each."""
     left, right = operation.args[:2]
-    mine, other = (left, right) if _holds(left, name, field) else (right, left)
+    own, other = (left, right) if _holds(left, name, field) else (right, left)
     numbers = field.of(other)
-    if numbers is None or not _holds(mine, name, field):
+    if numbers is None or not _holds(own, name, field):
         return
-    entries = field.entries[mine.value][1]
+    entries = field.entries[own.value][1]
     count = max(entries.ndim, numbers.ndim - 1)
     spread = np.broadcast_arrays(
         entries.reshape((1,) * (count - entries.ndim) + entries.shape),
@@ -196,9 +198,9 @@ def _relations(use: ParameterUse) -> list[list[Fraction]]:
 def _legs(use: ParameterUse, relation: list[Fraction], shape: tuple[int, ...]) -> tuple[Leg, ...]:
     """Return a leg for every coefficient: the entries of the map that it multiplies, a column for each output."""
     groups: dict[Fraction, list[int]] = {}
-    for place, number in enumerate(relation[: use.entries.shape[1]]):
+    for index, number in enumerate(relation[: use.entries.shape[1]]):
         if number:
-            groups.setdefault(number, []).append(place)
+            groups.setdefault(number, []).append(index)
     legs = []
     for number, places in groups.items():
         view = _view(use.name, shape, use.entries[:, places].T - 1)

@@ -42,9 +42,9 @@ class Derivation:
         self._forgets: Forgets | None = None
         self._places: dict[str, frozenset[str]] | None = None
 
-    def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
+    def dropped(self, laws: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
         """What is no law: parameters that none moves, then spaces of others, each with the operation that ended it."""
-        moved = {name for symmetry in kept for name in symmetry.parameters}
+        moved = {name for symmetry in laws for name in symmetry.parameters}
         program = self.typing.program
         shared = set(program.shared)
         for name, regions in self.typing.engine.regions.items():
@@ -73,21 +73,21 @@ class Derivation:
         for number in range(len(engine.endings) - 1, -1, -1):
             if not engine.endings[number].shift:
                 first[engine.endings[number].atoms.reshape(-1)] = number
-        found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        endings: dict[tuple[str, str], set[tuple[str, str]]] = {}
         for name in engine.regions:
             for region in engine.regions[name] if name in moved else ():
-                for place, one in enumerate(region.type.factors):
-                    atoms = np.unique(one.atoms)
+                for index, factor in enumerate(region.type.factors):
+                    atoms = np.unique(factor.atoms)
                     if atoms.size < 2 or not self.assembly.charges.still(atoms).all():
                         continue
                     numbers = first[atoms[first[atoms] >= 0]]
                     ending = engine.endings[int(numbers.min())] if numbers.size else None
                     if ending is None or not 0 <= ending.origin < len(program.operations):
                         continue
-                    side = "" if region.role != "map" else ", outputs" if place == 0 else ", inputs"
+                    side = "" if region.role != "map" else ", outputs" if index == 0 else ", inputs"
                     reason = self._said(program.operations[ending.origin])
-                    found.setdefault((_layers(name) + side, _layers(reason)), set()).add((name + side, reason))
-        for (name, reason), alike in found.items():
+                    endings.setdefault((_layers(name) + side, _layers(reason)), set()).add((name + side, reason))
+        for (name, reason), alike in endings.items():
             yield next(iter(alike)) if len(alike) == 1 else (f"{name} ({len(alike)} of them)", reason)
 
     def _said(self, operation: Operation) -> str:
@@ -142,21 +142,21 @@ class Derivation:
             for name in () if symmetry.name in self.assembly.parts else symmetry.parameters:
                 spaceless.setdefault(name, []).append(symmetry.name)
         moving = {value for name, value in program.parameters.items() if program.values[value].parameter is not None}
-        found: dict[str, set[str]] = {}
+        result: dict[str, set[str]] = {}
         for number in self.typing.live:
             operation = program.operations[number]
             inputs = operation.inputs()
             if moving.isdisjoint(inputs):
                 continue
             moving.update(operation.results)
-            here = found.setdefault(operation.module, set())
+            here = result.setdefault(operation.module, set())
             for value in (*inputs, *operation.results):
                 for type_ in self._types(known.get(value)):
                     here.update(*(owners[False].of(factor.atoms) for factor in type_.factors))
                     here.update(*(owners[True].of(shift.atoms) for shift in type_.shifts))
                     here.update(*(owners[True].of(image.atoms) for image in type_.images))
                 here.update(spaceless.get(program.values[value].parameter or "", ()))
-        return {module: frozenset(names) for module, names in found.items()}
+        return {module: frozenset(names) for module, names in result.items()}
 
     def _types(self, known: Known | None) -> list[Type]:
         """Return the type of a value; of a part of a parameter, those of the regions it overlaps."""
@@ -165,7 +165,10 @@ class Derivation:
         return [
             region.type
             for region in self.typing.engine.regions.get(known.name, [])
-            if all(np.isin(one.atoms, mine).any() for one, mine in zip(known.coordinates, region.sets, strict=True))
+            if all(
+                np.isin(coordinate.atoms, atoms_of_set).any()
+                for coordinate, atoms_of_set in zip(known.coordinates, region.sets, strict=True)
+            )
         ]
 
     def forgettings(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
@@ -192,10 +195,10 @@ class Derivation:
             if not inputs and not results and not named:
                 continue
             name = base_name(operation.name).removeprefix("aten::").lstrip("_")
-            what = "ends" if inputs and not results else "begins" if results and not inputs else "passes"
+            event = "ends" if inputs and not results else "begins" if results and not inputs else "passes"
             if named and not inputs and not results:
                 continue
-            lines.append(f"  {what:6s} {name} in {operation.module or 'the program'}, {operation.line}")
+            lines.append(f"  {event:6s} {name} in {operation.module or 'the program'}, {operation.line}")
         return "\n".join(_folded(lines))
 
     def verdict(self, symmetry: Symmetry) -> Verdict:
@@ -243,21 +246,21 @@ class Derivation:
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """Return the atoms that a symmetry moves by."""
-        found = [np.zeros(0, dtype=np.int64)]
+        atoms = [np.zeros(0, dtype=np.int64)]
         for part in self.assembly.parts.get(symmetry.name, []):
             type_ = part.region.type
             if symmetry.kind.linear:
-                found.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+                atoms.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
             elif part.factor < 0:
-                found += [factor.atoms.reshape(-1) for factor in type_.factors]
+                atoms += [factor.atoms.reshape(-1) for factor in type_.factors]
             else:
-                found.append(type_.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
-        return np.unique(np.concatenate(found))
+                atoms.append(type_.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+        return np.unique(np.concatenate(atoms))
 
     def _carries(self, value: int, atoms: np.ndarray) -> bool:
         known = self.typing.known.get(value)
         return isinstance(known, Type) and any(
-            np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
+            np.isin(field.atoms, atoms).any() for field in (*known.factors, *known.shifts)
         )
 
 

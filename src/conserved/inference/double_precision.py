@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+
+from conserved._torch_compat import tree_map
 
 WIDE: dict[torch.dtype, torch.dtype] = {
     torch.float32: torch.float64,

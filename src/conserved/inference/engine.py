@@ -9,7 +9,8 @@ loses symmetries and never invents one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as member
 from fractions import Fraction
 from math import isfinite, prod
 
@@ -88,22 +89,22 @@ class Softened:
 class Engine:
     """The unknowns of a program and the relations between them."""
 
-    charges: LinearSystem = field(default_factory=LinearSystem)
-    shifts: LinearSystem = field(default_factory=LinearSystem)
-    partition: Partition = field(default_factory=Partition)
-    regions: dict[str, list[Region]] = field(default_factory=dict)
-    endings: list[Ending] = field(default_factory=list)
-    forgotten: list[Ending] = field(default_factory=list)
+    charges: LinearSystem = member(default_factory=LinearSystem)
+    shifts: LinearSystem = member(default_factory=LinearSystem)
+    partition: Partition = member(default_factory=Partition)
+    regions: dict[str, list[Region]] = member(default_factory=dict)
+    endings: list[Ending] = member(default_factory=list)
+    forgotten: list[Ending] = member(default_factory=list)
     """Shifts that an operation does not see."""
-    softened: list[Softened] = field(default_factory=list)
+    softened: list[Softened] = member(default_factory=list)
     """Normalisations that forget a scale up to ε."""
-    passed: dict[str, list[Atoms]] = field(default_factory=dict)
+    passed: dict[str, list[Atoms]] = member(default_factory=dict)
     """Charges that went through a kind of operation, such as "homogeneous"."""
-    gates: list[tuple[int, Atoms]] = field(default_factory=list)
+    gates: list[tuple[int, Atoms]] = member(default_factory=list)
     """Charges that were multiplied with something that differs from entry to entry, and by which operation."""
     origin: int = -1
     _keys: int = 0
-    _still: np.ndarray = field(default_factory=lambda: np.zeros(1024, dtype=bool))
+    _still: np.ndarray = member(default_factory=lambda: np.zeros(1024, dtype=bool))
     """Shifts that are known to vanish."""
 
     def key(self) -> int:
@@ -135,7 +136,7 @@ class Engine:
         self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
     ) -> None:
         """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
-        fields = cancelled([*left, *(one.times(-1) for one in right)])
+        fields = cancelled([*left, *(field.times(-1) for field in right)])
         if not fields:
             return
         if soft:
@@ -162,36 +163,36 @@ class Engine:
         if rest:
             system.add(rest, soft=soft, origin=self.origin)
             if len(groups) > 1 and not soft:
-                self.endings += [Ending(one.atoms, self.origin, shift) for group in groups for one in group]
+                self.endings += [Ending(field.atoms, self.origin, shift) for group in groups for field in group]
 
     def match(self, group: Sequence[Field], *, soft: bool = False) -> None:
         """What an equation between charges means for mixing: two fields over the same axes are matched one to one."""
         if soft:
             return
-        ordered = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+        ordered = sorted(group, key=lambda field: -len(field.dims) - len(field.virtual))
         wide, narrow = ordered[:2], ordered[2:]
         if (
             len(wide) == 2
             and abs(wide[0].weight) == abs(wide[1].weight)
-            and all(within(one, wide[0]) for one in ordered)
+            and all(within(field, wide[0]) for field in ordered)
         ):
             a, b = wide
             right = spread(b, a.dims, a.atoms.shape, a.virtual)
-            for one in narrow:
-                keys = coordinates_of(a, one.dims)
+            for field in narrow:
+                keys = coordinates_of(a, field.dims)
                 if keys is not None:
                     self.partition.split(a.atoms, keys, batch=False)
                     self.partition.split(right, keys, batch=False)
             self.partition.pair(a.atoms, right, dual=a.weight == b.weight)
             return
-        for one in group:
-            self.partition.shatter(one.atoms)
+        for field in group:
+            self.partition.shatter(field.atoms)
 
     def erase(self, fields: Iterable[Field], *, shift: bool = False) -> None:
         """Every atom of these fields is zero."""
         system = self.shifts if shift else self.charges
-        for one in fields:
-            atoms = distinct(one.atoms)
+        for field in fields:
+            atoms = distinct(field.atoms)
             system.add([(Fraction(1), atoms)], origin=self.origin)
             self.endings.append(Ending(atoms, self.origin, shift))
             if not shift:
@@ -204,8 +205,8 @@ class Engine:
         may still mix those; one that is not shatters them itself.
         """
         gone = set(dims)
-        touching = [one for one in fields if one.touches(gone) or any(has_axis(one, axis) for axis in virtual)]
-        result = [one for one in fields if not any(one is other for other in touching)]
+        touching = [field for field in fields if field.touches(gone) or any(has_axis(field, axis) for axis in virtual)]
+        result = [field for field in fields if not any(field is other for other in touching)]
         for group in components(cancelled(touching)):
             result += self._level(group, gone, virtual)
         return result
@@ -213,27 +214,27 @@ class Engine:
     def _level(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual]) -> list[Field]:
         """One group of fields made the same along some axes."""
         if len(group) == 1:
-            (one,) = group
-            array = one.atoms
-            axes = [axis for axis in one.virtual if gone & set(axis.dims) or any(axis.same(v) for v in virtual)]
-            kept_virtual = tuple(axis for axis in one.virtual if not any(axis is other for other in axes))
-            order = [n for n, axis in enumerate(one.virtual) if any(axis is other for other in kept_virtual)]
-            order += [len(one.virtual) + n for n, dim in enumerate(one.dims) if dim not in gone]
+            (field,) = group
+            array = field.atoms
+            axes = [axis for axis in field.virtual if gone & set(axis.dims) or any(axis.same(v) for v in virtual)]
+            kept_virtual = tuple(axis for axis in field.virtual if not any(axis is other for other in axes))
+            order = [n for n, axis in enumerate(field.virtual) if any(axis is other for other in kept_virtual)]
+            order += [len(field.virtual) + n for n, dim in enumerate(field.dims) if dim not in gone]
             lost = [n for n in range(array.ndim) if n not in order]
             array = array.transpose(order + lost).reshape((*tuple(array.shape[n] for n in order), -1))
             if array.shape[-1] > 1:
                 self.partition.split(array, np.arange(array.shape[-1]), batch=False)
                 self.partition.pair(array[..., 1:], array[..., :1], dual=False)
                 self.charges.add([(Fraction(1), array[..., 1:]), (Fraction(-1), array[..., :1])], origin=self.origin)
-                self.endings.append(Ending(one.atoms, self.origin, False))
-            kept_dims = tuple(dim for dim in one.dims if dim not in gone)
-            return [Field(kept_dims, array[..., 0], one.weight, kept_virtual)]
-        for one in group:
-            self.partition.shatter(one.atoms)
-        left = self._left_over(group, gone, virtual)
-        if left:
-            self.endings += [Ending(one.atoms, self.origin, False) for one in group]
-        return left
+                self.endings.append(Ending(field.atoms, self.origin, False))
+            kept_dims = tuple(dim for dim in field.dims if dim not in gone)
+            return [Field(kept_dims, array[..., 0], field.weight, kept_virtual)]
+        for field in group:
+            self.partition.shatter(field.atoms)
+        remainder = self._left_over(group, gone, virtual)
+        if remainder:
+            self.endings += [Ending(field.atoms, self.origin, False) for field in group]
+        return remainder
 
     def _left_over(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
         """What fields add up to, the same along the axes that go; nothing, with all set to zero, if it is too much."""
@@ -242,18 +243,18 @@ class Engine:
             n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
         ]
         kept_d = [n for n, dim in enumerate(dims) if dim not in gone]
-        left = self.alone(
+        remainder = self.alone(
             [dims[n] for n in kept_d],
             [sizes[n] for n in kept_d],
             [axes_v[n] for n in kept_v],
             [counts[n] for n in kept_v],
         )
-        terms, size = terms_of([*group, left.times(-1)])
+        terms, size = terms_of([*group, remainder.times(-1)])
         if size > LARGEST:
             self.erase(group)
             return []
         self.charges.add(terms, origin=self.origin)
-        return [left]
+        return [remainder]
 
     def zero(self, type_: Type) -> None:
         """The tensor does not move."""
@@ -321,27 +322,27 @@ class Engine:
             kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
             kept_v = [n for n, axis in enumerate(axes_v) if not gone & set(axis.dims)]
             atoms = self.shifts.fresh(tuple(counts[n] for n in kept_v) + tuple(sizes[n] for n in kept_d))
-            left = Field(tuple(all_dims[n] for n in kept_d), atoms, Fraction(-1), tuple(axes_v[n] for n in kept_v))
-            terms, size = terms_of([*group, left])
+            remainder = Field(tuple(all_dims[n] for n in kept_d), atoms, Fraction(-1), tuple(axes_v[n] for n in kept_v))
+            terms, size = terms_of([*group, remainder])
             if size > LARGEST:
                 self.erase(group, shift=True)
             else:
                 self.shifts.add(terms, origin=self.origin)
-                self.endings += [Ending(one.atoms, self.origin, True) for one in group]
+                self.endings += [Ending(field.atoms, self.origin, True) for field in group]
         self.drop(image for image in type_.images if image.varies & gone)
         for strand in type_.strands:
             self._level_strand(strand, gone)
 
     def _level_strand(self, strand: Strand, gone: set[int]) -> None:
         """Rows that a norm or softmax does not see when all are moved alike, and by the same data."""
-        one, data = strand.field, strand.data
+        field, data = strand.field, strand.data
         apart = [n for n, dim in enumerate(data.dims) if dim in gone]
         if any(bool((data.atoms != np.take(data.atoms, [0], n)).any()) for n in apart):
-            self._vanish(one.atoms)
+            self._vanish(field.atoms)
             return
-        for axis in (n for n, dim in enumerate(one.dims) if dim in gone):
-            first = np.take(one.atoms, [0], axis)
-            self.shifts.add([(Fraction(1), one.atoms), (Fraction(-1), first)], origin=self.origin)
+        for axis in (n for n, dim in enumerate(field.dims) if dim in gone):
+            first = np.take(field.atoms, [0], axis)
+            self.shifts.add([(Fraction(1), field.atoms), (Fraction(-1), first)], origin=self.origin)
 
     def net(self, shifts: Sequence[Field]) -> tuple[Field, ...]:
         """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on.
@@ -350,8 +351,10 @@ class Engine:
         """
         result = []
         groups: list[list[Field]] = []
-        for group in sorted(components(cancelled(shifts)), key=lambda one: -len({d for f in one for d in f.dims})):
-            plain = all(not one.dims and not one.virtual for one in group)
+        for group in sorted(
+            components(cancelled(shifts)), key=lambda component: -len({d for f in component for d in f.dims})
+        ):
+            plain = all(not component.dims and not component.virtual for component in group)
             if groups and plain:
                 groups[0] += group
             else:
@@ -369,21 +372,21 @@ class Engine:
     def split_by(self, fields: Iterable[Field], dims: Iterable[int], *, batch: bool) -> None:
         """Something varies along `dims`: atoms at different places there do not mix."""
         wanted = tuple(sorted(set(dims)))
-        for one in fields:
-            keys = coordinates_of(one, wanted)
+        for field in fields:
+            keys = coordinates_of(field, wanted)
             if keys is not None:
-                self.partition.split(one.atoms, keys, batch=batch)
+                self.partition.split(field.atoms, keys, batch=batch)
 
     def imaged(self, type_: Type, along: Iterable[int], without: Iterable[int] = ()) -> tuple[Image, ...]:
         """Shifts of a tensor after a product with something that varies along `along`, summed over `without`."""
         extra, gone = set(along), set(without)
         type_ = self.moving(type_)
-        found = [
+        images = [
             Image(self.key(), frozenset((shift.occupied | extra) - gone), distinct(shift.atoms))
             for shift in type_.shifts
         ]
-        found += [Image(self.key(), frozenset((image.varies | extra) - gone), image.atoms) for image in type_.images]
-        return tuple(found) if len(found) <= IMAGES else self._bundled(found)
+        images += [Image(self.key(), frozenset((image.varies | extra) - gone), image.atoms) for image in type_.images]
+        return tuple(images) if len(images) <= IMAGES else self._bundled(images)
 
     def _bundled(self, images: Sequence[Image]) -> tuple[Image, ...]:
         """Images with the same axes as one, that vanishes if any of their shifts has to.
@@ -405,8 +408,8 @@ class Engine:
             return Type(zero=True)
         self.split_by(left.factors, varies[1], batch=False)
         self.split_by(right.factors, varies[0], batch=False)
-        for one, other in ((left, varies[1]), (right, varies[0])):
-            gated = [f.atoms for f in one.factors if f.touches(other)]
+        for type_, other in ((left, varies[1]), (right, varies[0])):
+            gated = [f.atoms for f in type_.factors if f.touches(other)]
             self.gates += [(self.origin, atoms) for atoms in gated]
         return Type(
             cancelled([*left.factors, *right.factors]),
@@ -421,7 +424,7 @@ class Engine:
         *,
         summed: set[int],
         batch: set[int],
-        mine: set[int],
+        own_dims: set[int],
         other: set[int],
         sizes: Mapping[int, int],
     ) -> Type:
@@ -435,50 +438,52 @@ class Engine:
         self.split_by(left.factors, batch, batch=True)
         self.split_by(right.factors, batch, batch=True)
         fields = [*left.factors, *right.factors]
-        touching = [one for one in fields if one.touches(summed)]
-        if mine and other:
+        touching = [field for field in fields if field.touches(summed)]
+        if own_dims and other:
             # Every entry of one operand meets every entry of the other: scores, as of queries and keys.
-            self.passed.setdefault("scores", []).extend(one.atoms for one in touching)
-        passing = [one for one in fields if not any(one is t for t in touching)]
+            self.passed.setdefault("scores", []).extend(field.atoms for field in touching)
+        passing = [field for field in fields if not any(field is t for t in touching)]
         for group in components(cancelled(touching)):
             passing += self._contracted(group, summed, batch)
         left, right = _unseen(left, right, summed), _unseen(right, left, summed)
-        images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
-        strands = self._carried(left, summed, batch | other, sizes) + self._carried(right, summed, batch | mine, sizes)
+        images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | own_dims, summed)
+        strands = self._carried(left, summed, batch | other, sizes) + self._carried(
+            right, summed, batch | own_dims, sizes
+        )
         return Type(cancelled(passing), (), images, strands=strands)
 
     def _carried(
         self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]
     ) -> tuple[Strand, ...]:
         """Strands of a factor of a contraction: the other one is data that may vary along `along`."""
-        found = []
+        images = []
         for strand in self.moving(type_).strands:
             dims = sorted((set(strand.data.dims) | along) - summed)
             sizes = [lengths[dim] for dim in dims]
             if strand.field.touches(summed) or strand.field.virtual or prod(sizes) > ENTRIES:
                 self._vanish(strand.field.atoms)
             else:
-                found.append(Strand(strand.field, Field(tuple(dims), np.arange(prod(sizes)).reshape(sizes))))
-        return tuple(found)
+                images.append(Strand(strand.field, Field(tuple(dims), np.arange(prod(sizes)).reshape(sizes))))
+        return tuple(images)
 
     def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
         axes_v, dims, sizes, counts = axes_of(group)
         pairable = len(group) == 2 and abs(group[0].weight) == abs(group[1].weight)
         if pairable:
-            a, b = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+            a, b = sorted(group, key=lambda field: -len(field.dims) - len(field.virtual))
             pairable = all(has_axis(a, axis) for axis in b.virtual) and set(a.dims) & summed == set(b.dims) & summed
             pairable = pairable and prod(sizes) * prod(counts) <= LARGEST
         if pairable:
             # One matrix acts along the summed axes of both, whatever the place along their other axes.
             self.split_by([a], set(a.dims) - summed, batch=True)
             self.split_by([b], set(b.dims) - summed, batch=True)
-            left_atoms, right_atoms = (spread(one, dims, sizes, axes_v) for one in (a, b))
+            left_atoms, right_atoms = (spread(field, dims, sizes, axes_v) for field in (a, b))
             self.partition.pair(left_atoms, right_atoms, dual=a.weight == b.weight)
         elif len(group) == 1:
             return self.uniform(group, sorted(summed))
         else:
-            for one in group:
-                self.partition.shatter(one.atoms)
+            for field in group:
+                self.partition.shatter(field.atoms)
         return self._left_over(group, summed)
 
 
@@ -490,8 +495,8 @@ def fraction(number: int | float) -> Fraction:
     """
     if not isfinite(number):
         return Fraction(0)
-    found = Fraction(number).limit_denominator(1 << 20)
-    return found if abs(float(found) - number) <= 1e-11 * abs(number) else Fraction(0)
+    nearest = Fraction(number).limit_denominator(1 << 20)
+    return nearest if abs(float(nearest) - number) <= 1e-11 * abs(number) else Fraction(0)
 
 
 def scaled(engine: Engine, type_: Type, number: Number) -> Type:

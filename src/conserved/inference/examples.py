@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
+from conserved._torch_compat import tree_map_only
 from conserved.errors import InvalidInputError
 
 ModelCall = tuple[tuple[Any, ...], dict[str, Any]]

@@ -14,7 +14,7 @@ from conserved.inference.types import Atoms, Field, Virtual, spread
 
 def has_axis(field: Field, axis: Virtual) -> bool:
     """Return whether a looked-up axis is one of a field."""
-    return any(axis.same(mine) for mine in field.virtual)
+    return any(axis.same(own_axis) for own_axis in field.virtual)
 
 
 def _same_axes(a: Field, b: Field) -> bool:
@@ -28,9 +28,9 @@ def within(a: Field, b: Field) -> bool:
 
 def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Fields without those that occur with opposite weights, equal ones added up."""
-    found: list[Field] = []
+    fields_left: list[Field] = []
     for field in fields:
-        for place, other in enumerate(found):
+        for index, other in enumerate(fields_left):
             if (
                 field.atoms.shape == other.atoms.shape
                 and field.dims == other.dims
@@ -39,13 +39,13 @@ def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
             ):
                 weight = other.weight + field.weight
                 if weight:
-                    found[place] = replace(other, weight=weight)
+                    fields_left[index] = replace(other, weight=weight)
                 else:
-                    del found[place]
+                    del fields_left[index]
                 break
         else:
-            found.append(field)
-    return tuple(found)
+            fields_left.append(field)
+    return tuple(fields_left)
 
 
 def components(fields: Sequence[Field]) -> list[list[Field]]:
@@ -55,9 +55,9 @@ def components(fields: Sequence[Field]) -> list[list[Field]]:
         dims, virtual, members = set(field.dims), list(field.virtual), [field]
         apart = []
         for group in groups:
-            if group[0] & dims or any(axis.same(mine) for axis in group[1] for mine in virtual):
+            if group[0] & dims or any(axis.same(known) for axis in group[1] for known in virtual):
                 dims |= group[0]
-                virtual += [axis for axis in group[1] if not any(axis.same(mine) for mine in virtual)]
+                virtual += [axis for axis in group[1] if not any(axis.same(known) for known in virtual)]
                 members = group[2] + members
             else:
                 apart.append(group)
@@ -72,7 +72,7 @@ def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int]
     sizes: dict[int, int] = {}
     for field in group:
         for n, axis in enumerate(field.virtual):
-            if not any(axis.same(mine) for mine in virtual):
+            if not any(axis.same(known) for known in virtual):
                 virtual.append(axis)
                 counts.append(field.atoms.shape[n])
         for n, dim in enumerate(field.dims):
@@ -89,14 +89,14 @@ def terms_of(group: Sequence[Field]) -> tuple[list[tuple[Fraction, Atoms]], int]
 
 def coordinates_of(field: Field, dims: Iterable[int]) -> Atoms | None:
     """For every place of a field its position along those of its own axes that are among `dims`."""
-    mine = [dim for dim in field.dims if dim in set(dims)]
-    if not mine:
+    own_dims = [dim for dim in field.dims if dim in set(dims)]
+    if not own_dims:
         return None
     leading = len(field.virtual)
     shape = field.atoms.shape
     keys = np.zeros((1,) * len(shape), dtype=np.int64)
-    for dim in mine:
+    for dim in own_dims:
         axis = leading + field.dims.index(dim)
-        place = np.arange(shape[axis]).reshape(tuple(-1 if n == axis else 1 for n in range(len(shape))))
-        keys = keys * shape[axis] + place
+        index = np.arange(shape[axis]).reshape(tuple(-1 if n == axis else 1 for n in range(len(shape))))
+        keys = keys * shape[axis] + index
     return np.broadcast_to(keys, shape)

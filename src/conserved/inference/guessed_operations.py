@@ -52,7 +52,7 @@ class _StandIn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        tensors = [one for one in given if isinstance(one, Tensor) and one.is_floating_point()]
+        tensors = [value for value in given if isinstance(value, Tensor) and value.is_floating_point()]
         first = self._guess(tensors)
         rest = [tensors[0].detach().new_zeros(shape) for shape in self._outs[1:]]
         return first if not rest else (first, *rest)
@@ -87,13 +87,13 @@ def _attentions(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out:
     if q[:-3] == k[:-3] == v[:-3] and k[-3:-1] == v[-3:-1] and q[-3] % k[-3] == 0:
         yield lambda t: _attend(t[0], t[1], t[2])
     if k[-3:-1] == v[-3:-1] and len(q) > 2 and q[-2] % k[-2] == 0:
-        yield lambda t: _attend(*(one.transpose(-2, -3) for one in t[:3])).transpose(-2, -3)
+        yield lambda t: _attend(*(tensor.transpose(-2, -3) for tensor in t[:3])).transpose(-2, -3)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[-3] // k.shape[-3]
     if groups > 1:
-        k, v = (_repeated(one, groups) for one in (k, v))
+        k, v = (_repeated(tensor, groups) for tensor in (k, v))
     return _product(torch.softmax(_product(q, k.transpose(-1, -2)), -1), v)
 
 
@@ -105,10 +105,10 @@ def _repeated(heads: Tensor, groups: int) -> Tensor:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix products as one operation that has a rule: below autograd, `matmul` is not one."""
-    found = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
-    return found.reshape(*a.shape[:-1], b.shape[-1])
+    product = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
+    return product.reshape(*a.shape[:-1], b.shape[-1])
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    found = torch.mm(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[-1])
-    return found if bias is None else found + bias
+    product = torch.mm(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[-1])
+    return product if bias is None else product + bias

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_map_only
 
+from conserved._torch_compat import tree_flatten, tree_map_only
 from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
+from conserved.inference.gathered_rows import GATHERED, laws_of_gathered_rows
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.inference.materialised_models import is_sharded, made_up, materialised
 from conserved.inference.naming import named
 from conserved.inference.parameters_without_gradient import inert, read_in_part
 from conserved.inference.probed import with_probed
 from conserved.inference.program_check import ProgramRun, checked_on_program
+from conserved.inference.program_state import undisturbed
 from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
@@ -76,12 +79,13 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    found, program, run = _inferred(model, args, kwargs, loss)
-    PROGRESS.enter(f"checking {len(found)} laws on the program")
-    found = checked_on_program(found, program, run, classes=_classes(loss))
-    if isinstance(found.derivation, Derivation):
-        found.derivation.program_check = found.checked
-    return found
+    with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
+        laws, program, run = _inferred(model, args, kwargs, loss)
+        PROGRESS.enter(f"checking {len(laws)} laws on the program")
+        laws = checked_on_program(laws, program, run, classes=_classes(loss))
+    if isinstance(laws.derivation, Derivation):
+        laws.derivation.program_check = laws.checked
+    return laws
 
 
 def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
@@ -110,24 +114,24 @@ def _inferred(
     PROGRESS.enter("following the program")
     program, parameters, run = _followed(model, args, kwargs)
     classes = _classes(loss)
-    found = laws_of(program, parameters, classes=classes)
-    assert isinstance(found.derivation, Derivation)
+    laws = laws_of(program, parameters, classes=classes)
+    assert isinstance(laws.derivation, Derivation)
     if program.communicates:
         # Run again by one process alone, it would wait for the others.
-        return found, program, replace(run, refused=COMMUNICATES)
+        return laws, program, replace(run, refused=COMMUNICATES)
     if isinstance(model, nn.Module) and (args or kwargs) and _small(args, kwargs):
-        found.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        laws.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
-    if found.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
+    if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
         inner, prefix = unwrapped(model)
 
         def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
-            mine = {prefix + name: parameter for name, parameter in inner.named_parameters()}
-            again = capture(lambda: inner(*args, **kwargs), mine, inner, stand_ins)
+            inner_parameters = {prefix + name: parameter for name, parameter in inner.named_parameters()}
+            again = capture(lambda: inner(*args, **kwargs), inner_parameters, inner, stand_ins)
             return again, laws_of(again, parameters, classes=classes)
 
-        found = with_probed(found, program, found.derivation.typing.live, follow, model, args, kwargs)
-    return found, program, run
+        laws = with_probed(laws, program, laws.derivation.typing.live, follow, model, args, kwargs)
+    return laws, program, run
 
 
 def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -143,12 +147,14 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     assembly = Assembly(typing)
     symmetries = over_unread_rows(named(assembly, assembly.found()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
+    gathered: frozenset[str] = frozenset()
     if program.communicates:
-        symmetries = [one for one in symmetries if partial.isdisjoint(one.parameters)]
+        gathered = laws_of_gathered_rows(typing, symmetries)
+        symmetries = [item for item in symmetries if partial.isdisjoint(item.parameters) and item.name not in gathered]
     else:
         symmetries += inert(typing)
         symmetries += dependent_inputs(typing, symmetries)
-    symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
+    symmetries = [replace(item, source=derivation_source(typing, item)) for item in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
     assert len(unique) == len(symmetries), "two laws got one name"
     derivation = Derivation(typing, assembly, unique.values(), classes=classes)
@@ -158,6 +164,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
         unclaimed=(),
         dropped=(
             *(Dropped(name, _READ_IN_PART) for name in sorted(partial)),
+            *(Dropped(name, GATHERED) for name in sorted(gathered)),
             *(Dropped(name, why) for name, why in derivation.dropped(unique.values()) if name not in partial),
         ),
         unknown=dict(typing.unknown),
@@ -186,10 +193,10 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
         for r in typing.engine.regions.get(name, [])
         for f in r.type.factors
     ]
-    mine = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
+    own_atoms = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
     passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
-    through = np.unique(np.concatenate(passed)) if passed else mine[:0]
-    return "assumed" if np.isin(mine[mine > 0], through).any() else "typed"
+    through = np.unique(np.concatenate(passed)) if passed else own_atoms[:0]
+    return "assumed" if np.isin(own_atoms[own_atoms > 0], through).any() else "typed"
 
 
 def _followed(
@@ -349,9 +356,9 @@ def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: 
         except Exception:
             if on_meta or sharded:
                 raise
-    mine = {name: parameters[prefix + name] for name, _ in model.named_parameters()}
+    own_parameters = {name: parameters[prefix + name] for name, _ in model.named_parameters()}
     try:
-        return capture(lambda: model(*args, **kwargs), {prefix + name: p for name, p in mine.items()}, model)
+        return capture(lambda: model(*args, **kwargs), {prefix + name: p for name, p in own_parameters.items()}, model)
     except torch.OutOfMemoryError:  # attention is followed with all its scores, which a fused kernel never keeps
         return _on_meta(model, prefix, parameters, args, kwargs)
 

@@ -53,12 +53,12 @@ class Forgets:
         self._rows = solution.expand[:, np.flatnonzero(solution.soft > 0)].tocsr()
         self._columns = self._rows.tocsc()
         self._numbers = _numbered(typing)
-        self._regions = {id(region): region for found in typing.engine.regions.values() for region in found}
+        self._regions = {id(region): region for regions in typing.engine.regions.values() for region in regions}
         atoms = [
             np.stack([flat, np.full_like(flat, id(region))], 1)
             for region in self._regions.values()
-            for one in region.type.factors
-            for flat in [one.atoms.reshape(-1)]
+            for factor in region.type.factors
+            for flat in [factor.atoms.reshape(-1)]
         ]
         table = np.concatenate(atoms) if atoms else np.zeros((0, 2), dtype=np.int64)
         self._owners = table[np.argsort(table[:, 0], kind="stable")]
@@ -73,40 +73,42 @@ class Forgets:
         if symmetry.name not in self._parts or not symmetry.kind.positive:
             raise UnsolvedError(symmetry.name)
         motions = np.stack(list(self._motions(symmetry)))
-        found = []
-        for one in self._typing.engine.softened:
-            dims, charges = _charges(one, motions)
+        forgotten = []
+        for softened in self._typing.engine.softened:
+            dims, charges = _charges(softened, motions)
             if not np.abs(charges).any():
                 continue
-            module, function, call = self._numbers[one.origin]
-            found.append(Forgetting(module, function, call, float(one.epsilon), dims, charges))
-        return tuple(found)
+            module, function, call = self._numbers[softened.origin]
+            forgotten.append(Forgetting(module, function, call, float(softened.epsilon), dims, charges))
+        return tuple(forgotten)
 
     def _motions(self, symmetry: Symmetry) -> Iterator[np.ndarray]:
         """For every row of a law the charges of all atoms while it moves."""
         parts = self._parts[symmetry.name]
-        mine = {id(part.region) for part in parts}
+        own_regions = {id(part.region) for part in parts}
         for row in range(symmetry.n if symmetry.kind.shared == "rows" else 1):
-            yield self._motion([self._moved(part, row, symmetry) for part in parts], mine, symmetry.name)
+            yield self._motion([self._moved(part, row, symmetry) for part in parts], own_regions, symmetry.name)
 
     @staticmethod
     def _moved(part: LegPart, row: int, symmetry: Symmetry) -> tuple[float, list[tuple[float, np.ndarray]]]:
         """The degree of a leg, and the atoms whose charges add up to it, one set for every factor."""
         factors = part.region.type.factors
         if part.factor < 0:
-            return float(part.degree), [(float(one.weight), one.atoms.reshape(-1)) for one in factors]
-        one = factors[part.factor]
+            return float(part.degree), [(float(factor.weight), factor.atoms.reshape(-1)) for factor in factors]
+        factor = factors[part.factor]
         places = part.places[row] if symmetry.kind.shared == "rows" else part.places
-        return float(part.degree), [(float(one.weight), one.atoms.reshape(-1)[np.asarray(places).reshape(-1)])]
+        return float(part.degree), [(float(factor.weight), factor.atoms.reshape(-1)[np.asarray(places).reshape(-1)])]
 
     def _motion(
-        self, legs: Sequence[tuple[float, list[tuple[float, np.ndarray]]]], mine: set[int], name: str
+        self, legs: Sequence[tuple[float, list[tuple[float, np.ndarray]]]], own_regions: set[int], name: str
     ) -> np.ndarray:
         degree, factors = legs[0]
         candidates = {int(column) for _, atoms in factors for column in self._rows[int(atoms[0])].indices}
-        whole = [one.atoms.reshape(-1) for region in mine for one in self._regions[region].type.factors]
+        all_atoms = [
+            factor.atoms.reshape(-1) for region in own_regions for factor in self._regions[region].type.factors
+        ]
         named = np.concatenate([atoms for _, factors in legs for _, atoms in factors])
-        others = np.setdiff1d(np.concatenate(whole), named)
+        others = np.setdiff1d(np.concatenate(all_atoms), named)
         for column in sorted(candidates):
             vector = self._columns[:, column].toarray().reshape(-1)
             scale = _power(factors, vector) / degree
@@ -115,7 +117,7 @@ class Forgets:
                 and scale
                 and all(np.isclose(_power(atoms, vector), power * scale) for power, atoms in legs)
                 and not vector[others].any()
-                and not any(self._moves(region, vector) for region in self._touched(vector) - mine)
+                and not any(self._moves(region, vector) for region in self._touched(vector) - own_regions)
             ):
                 return np.asarray(vector / scale)
         raise UnsolvedError(name)
@@ -128,7 +130,7 @@ class Forgets:
 
     def _moves(self, region: int, vector: np.ndarray) -> bool:
         """Whether a motion scales a region; charges of its factors may cancel."""
-        factors = [(float(one.weight), one.atoms.reshape(-1)) for one in self._regions[region].type.factors]
+        factors = [(float(factor.weight), factor.atoms.reshape(-1)) for factor in self._regions[region].type.factors]
         return not abs(_power(factors, vector)) < 1e-9
 
 
@@ -145,17 +147,17 @@ def _power(factors: Sequence[tuple[float, np.ndarray]], vector: np.ndarray) -> f
 
 def _numbered(typing: Typing) -> dict[int, tuple[str, bool, int]]:
     """For every operation that forgets a scale: its module, whether it is a function, its number there."""
-    soft = {one.origin for one in typing.engine.softened}
+    soft = {softened.origin for softened in typing.engine.softened}
     counts: dict[tuple[str, bool], int] = {}
-    found: dict[int, tuple[str, bool, int]] = {}
+    numbers: dict[int, tuple[str, bool, int]] = {}
     for number, operation in enumerate(typing.program.operations):
         name = base_name(operation.name).removeprefix("aten::").lstrip("_")
         function = any(name.startswith(known) for known in FUNCTIONS)
         if function or number in soft:
             key = (operation.module, function)
-            found[number] = (*key, counts.get(key, 0))
+            numbers[number] = (*key, counts.get(key, 0))
             counts[key] = counts.get(key, 0) + 1
-    return found
+    return numbers
 
 
 def counted(typing: Typing) -> dict[tuple[str, bool], int]:
@@ -163,12 +165,12 @@ def counted(typing: Typing) -> dict[tuple[str, bool], int]:
     return dict(Counter((module, function) for module, function, _ in _numbered(typing).values()))
 
 
-def _charges(one: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+def _charges(softened: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """The total charge of what is divided by, for every motion, over the axes along which it differs."""
-    placed = [field for field in one.fields if not field.virtual]
+    placed = [field for field in softened.fields if not field.virtual]
     dims = tuple(sorted({dim for field in placed for dim in field.dims}))
     charges: np.ndarray = np.zeros((len(motions),) + (1,) * len(dims))
-    for field in one.fields:
+    for field in softened.fields:
         values = motions[:, field.atoms]
         if field.virtual:
             # Of rows that are chosen by index it is known how they move if all of them move alike.

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from conserved._torch_compat import children_of, dispatch_modes, in_function_transform, tree_leaves, tree_map_only
 from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExampleError
@@ -72,10 +71,10 @@ class FirstCall:
     @property
     def model(self) -> nn.Module:
         """The module whose laws are wanted."""
-        found = self._model()
-        if found is None:
+        result = self._model()
+        if result is None:
             raise ReferenceError("The model whose first call was waited for is gone.")
-        return found
+        return result
 
     def laws(self) -> LawSet:
         """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
@@ -127,7 +126,7 @@ class FirstCall:
             return
         self._searched = True
         for wrapper in gc.get_objects():
-            if type(wrapper).__name__ == "OptimizedModule" and wrapper._modules.get("_orig_mod") is called:
+            if type(wrapper).__name__ == "OptimizedModule" and children_of(wrapper).get("_orig_mod") is called:
                 self._undo.append(wrapper.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True).remove)
 
     @property
@@ -201,7 +200,7 @@ class FirstCallsOfParts(FirstCall):
 
 def _transformed() -> bool:
     """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return in_function_transform()
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -244,10 +243,10 @@ _PLACE = "_kept_by_conserved"
 
 def kept_with(model: nn.Module) -> Kept:
     """What was found out about a model; a copy that shares the attributes of another model has its own."""
-    found = model.__dict__.get(_PLACE)
-    if not isinstance(found, Kept) or found.owner() is not model:
-        found = model.__dict__[_PLACE] = Kept(model)
-    return found
+    state = model.__dict__.get(_PLACE)
+    if not isinstance(state, Kept) or state.owner() is not model:
+        state = model.__dict__[_PLACE] = Kept(model)
+    return state
 
 
 def forget_model(model: nn.Module) -> None:
@@ -265,8 +264,8 @@ def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
     Returns:
         The laws, or None if they were not inferred or the model has changed since.
     """
-    kept = kept_with(model).laws.get("any" if loss == "regression" else loss)
-    return kept.laws if kept is not None and kept.state == parts_of(model).state else None
+    laws = kept_with(model).laws.get("any" if loss == "regression" else loss)
+    return laws.laws if laws is not None and laws.state == parts_of(model).state else None
 
 
 def laws_of_model(
@@ -292,23 +291,23 @@ def laws_of_model(
     """
     word = "any" if loss == "regression" else loss
     state = (parts or parts_of(model)).state
-    kept = kept_with(model).laws
-    if word in kept and kept[word].state == state:
-        return kept[word].laws
+    stored = kept_with(model).laws
+    if word in stored and stored[word].state == state:
+        return stored[word].laws
     waiting = kept_with(model).waiting
     call = waiting.call if call is None and waiting is not None else call
     args, kwargs = call or ((), {})
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
-            found, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
+            laws, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExampleError as problem:
         raise NoExampleError(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "
             "pass laws=conserved.recognize(model, x) with an example input x."
         ) from problem
-    kept[word] = _Known(state, found)
-    return found
+    stored[word] = _Known(state, laws)
+    return laws
 
 
 def _as_written() -> AbstractContextManager[Any]:
@@ -349,19 +348,19 @@ class _Walk:
         """The parts of the model if it is still made of the same; None otherwise."""
         modules = [*map(call, self.modules)]
         try:
-            found = _state(modules, self.parents, self.owners)[1]
+            state = _state(modules, self.parents, self.owners)[1]
         except AttributeError:
             # A module that is gone has no parts.
             return None
-        return ModelParts(model, self.parameters, self.state, self.named) if found == self.state else None
+        return ModelParts(model, self.parameters, self.state, self.named) if state == self.state else None
 
 
 def parts_of(model: nn.Module) -> ModelParts:
     """The parts of a model. It is asked for in every step: one that did not change is recognised without a loop."""
-    kept = kept_with(model)
-    found = None if kept.walk is None else kept.walk.again(model)
-    if found is not None:
-        return found
+    stored = kept_with(model)
+    parts = None if stored.walk is None else stored.walk.again(model)
+    if parts is not None:
+        return parts
     modules = {id(model): model}
     level = [model]
     while level:
@@ -371,11 +370,11 @@ def parts_of(model: nn.Module) -> ModelParts:
         modules |= inside
     every = [*modules.values()]
     parents, owners = (
-        tuple(place for place, module in enumerate(every) if getattr(module, part))
+        tuple(index for index, module in enumerate(every) if getattr(module, part))
         for part in ("_modules", "_parameters")
     )
     parameters, state = _state(every, parents, owners)
-    walk = kept.walk = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
+    walk = stored.walk = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
     return ModelParts(model, parameters, state, walk.named)
 
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 from torch import nn
 
 from conserved.inference.derivation import Derivation
+from conserved.inference.gathered_rows import runs_over
 from conserved.inference.shared_values import Holding, holdings
 from conserved.inference.typing import Typing
 from conserved.laws import Dropped, LawSet
-from conserved.symmetry import Leg, Symmetry, View
+from conserved.symmetry import Symmetry
 
 SPREAD = "it is an identity of sums over several processes, and which parameters are in pieces is not known"
 """Why a law is not tested by one process."""
@@ -49,25 +49,25 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
         return laws, {}
     if any(hasattr(p, name) for p in model.parameters() for name in _LAYOUT_ATTRIBUTES):
         return laws, {}
-    arrays = [one.reshape(-1) for several in derivation.typing.assumed.values() for one in several]
+    arrays = [item.reshape(-1) for several in derivation.typing.assumed.values() for item in several]
     exchanged = np.unique(np.abs(np.concatenate(arrays))) if arrays else np.zeros(0, dtype=np.int64)
     held = holdings(model) or {}
     typing = derivation.typing
-    whole = {law.name for law in laws if held and any(_is_exchanged(leg, typing, exchanged) for leg in law.legs)}
-    for one in laws:
-        for leg in one.legs:
+    exchanged_laws = {law.name for law in laws if held and any(runs_over(leg, typing, exchanged) for leg in law.legs)}
+    for item in laws:
+        for leg in item.legs:
             # A vector along an exchanged space has no axis that could be cut.
-            if one.name in whole and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
+            if item.name in exchanged_laws and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
                 held[leg.view.parameter] = "replica"
-    kept = {
+    local = {
         law.name
         for law in laws
-        if (_can_be_summed(law, held, law.name in whole) if held else _is_local(law, typing, exchanged))
+        if (_can_be_summed(law, held, law.name in exchanged_laws) if held else _is_local(law, typing, exchanged))
     }
-    spread = sorted(law.name for law in laws if law.name not in kept)
+    spread = sorted(law.name for law in laws if law.name not in local)
     few = replace(
         laws,
-        symmetries=tuple(law for law in laws if law.name in kept),
+        symmetries=tuple(law for law in laws if law.name in local),
         dropped=(*laws.dropped, *(Dropped(name, SPREAD) for name in spread)),
     )
     return few, held
@@ -80,33 +80,11 @@ def _can_be_summed(symmetry: Symmetry, held: Mapping[str, Holding], exchanged: b
     return "constant" not in roles and ("replica" in roles or not exchanged)
 
 
-def _is_exchanged(leg: Leg, typing: Typing, exchanged: np.ndarray) -> bool:
-    """Whether the rows of a leg run over a space that enters or leaves a function that exchanges tensors."""
-    faced = _faced_axes(leg.view)
-    for region in typing.engine.regions.get(leg.view.parameter, []):
-        atoms = [factor.atoms.reshape(-1) for factor in region.type.factors if faced.intersection(factor.dims)]
-        if atoms and np.isin(np.abs(np.concatenate(atoms)), exchanged).any():
-            return True
-    return False
-
-
 def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool:
     """Whether a law is among maps of one process: vectors may be replicated, and their gradients sums of all."""
     for leg in symmetry.legs:
         if len(leg.view.shape) < 2 or len(symmetry.parameters) < 2:
             return False
-        if _is_exchanged(leg, typing, exchanged):
+        if runs_over(leg, typing, exchanged):
             return False
     return True
-
-
-def _faced_axes(view: View) -> set[int]:
-    """The axes of the parameter that the rows of a view run over."""
-    result = set()
-    for axis in view.axes:
-        inner = prod(view.grid[axis + 1 :])
-        for dim in range(len(view.shape)):
-            after = prod(view.shape[dim + 1 :])
-            if after <= inner < after * view.shape[dim]:
-                result.add(dim)
-    return result

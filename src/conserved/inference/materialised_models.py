@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from conserved._torch_compat import buffers_of, parameters_of
 
 
 def materialised(model: nn.Module) -> nn.Module | None:
@@ -21,8 +24,8 @@ def materialised(model: nn.Module) -> nn.Module | None:
     result = model if any(map(is_sharded, model.parameters())) else copy.deepcopy(model)
     filled: dict[int, Tensor] = {}
     for module in result.modules():
-        kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for kind in kinds:
+        tables: tuple[MutableMapping[str, Any], ...] = (parameters_of(module), buffers_of(module))
+        for kind in tables:
             for name, tensor in kind.items():
                 if tensor is None or not (tensor.is_meta or is_sharded(tensor)):
                     continue

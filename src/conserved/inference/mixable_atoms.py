@@ -153,20 +153,20 @@ class Partition:
             alone[classes[open_[single]]] = True
         result = mix(np.arange(torn.size, dtype=np.uint64) + _ODD)
         if open_.size:
-            left, renumbered = np.unique(classes[open_], return_inverse=True)
+            remaining, renumbered = np.unique(classes[open_], return_inverse=True)
             self.fine = labels.copy()
             self.fine[open_] = self._by_partners(labels, open_)
-            result[left] = _stable(self.fine[open_], renumbered, orientation[open_], open_)
+            result[remaining] = _stable(self.fine[open_], renumbered, orientation[open_], open_)
         return result
 
     def _by_partners(self, labels: Labels, atoms: Atoms) -> Labels:
         """Labels of these atoms, apart where the atoms they were matched with are."""
-        place = np.full(self.count, -1, dtype=np.int64)
-        place[atoms] = np.arange(atoms.size)
-        ends = [(place[a], place[b], dual) for a, b, dual in self.edges]
+        position = np.full(self.count, -1, dtype=np.int64)
+        position[atoms] = np.arange(atoms.size)
+        ends = [(position[a], position[b], dual) for a, b, dual in self.edges]
         ends = [(a[a >= 0], b[a >= 0], dual) for a, b, dual in ends]
-        left = np.concatenate([a for a, _, _ in ends]) if ends else place[:0]
-        right = np.concatenate([b for _, b, _ in ends]) if ends else place[:0]
+        left = np.concatenate([a for a, _, _ in ends]) if ends else position[:0]
+        right = np.concatenate([b for _, b, _ in ends]) if ends else position[:0]
         kind = np.concatenate([np.full(a.size, int(dual), dtype=np.uint64) for a, _, dual in ends] or [labels[:0]])
         result = labels[atoms]
         previous = -1
@@ -188,10 +188,10 @@ class Partition:
             with np.errstate(over="ignore"):
                 np.add.at(signature, classes, _once(classes, labels, size))
             labels = combine(labels, signature[classes])
-            found = _count(signature)
-            if found == previous:
+            count = _count(signature)
+            if count == previous:
                 return signature
-            previous = found
+            previous = count
 
 
 def _stable(labels: Labels, classes: Atoms, orientation: np.ndarray, names: Atoms) -> Labels:
@@ -211,10 +211,10 @@ def _stable(labels: Labels, classes: Atoms, orientation: np.ndarray, names: Atom
         with np.errstate(over="ignore"):
             np.add.at(signature, classes, mix(combine(labels, orientation.astype(np.uint64))))
         labels = combine(labels, signature[classes])
-        found = _count(labels)
-        if found == previous:
+        count = _count(labels)
+        if count == previous:
             return signature
-        previous = found
+        previous = count
 
 
 def compact(labels: Labels) -> Atoms:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten
 
+from conserved._torch_compat import tree_flatten
 from conserved.symmetry import Leg, Symmetry, whole
 
 RunProgram = Callable[[Mapping[str, Tensor], int], list[Tensor]]
@@ -63,7 +63,7 @@ def moved(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequenc
         there = symmetry.act(there, element)
         half = _first_leg(symmetry).act(half, element)
     before = run(start, seed)
-    precision = max((torch.finfo(one.dtype).eps for one in before), default=1e-7)
+    precision = max((torch.finfo(tensor.dtype).eps for tensor in before), default=1e-7)
     return Moved(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
 
 

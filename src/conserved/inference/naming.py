@@ -33,7 +33,7 @@ class _Marks:
     """Atoms along which all entries of one tensor meet all of another."""
 
 
-def named(assembly: Assembly, found: Sequence[FoundSymmetry]) -> list[Symmetry]:
+def named(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
@@ -42,24 +42,26 @@ def named(assembly: Assembly, found: Sequence[FoundSymmetry]) -> list[Symmetry]:
         _marked(_gates(assembly), count),
         _alike(assembly, _marked(passed.get("scores", []), count)),
     )
-    described = [(*_described(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in found]
+    described = [(*_described(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in symmetries]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
     several = Counter((block, family) for block, family, _, _ in described)
     described = [
-        (block, family, "" if family == "positions" and several[block, family] == 1 else part, one)
-        for block, family, part, one in described
+        (block, family, "" if family == "positions" and several[block, family] == 1 else part, element)
+        for block, family, part, element in described
     ]
     numbers: dict[tuple[str, str, str], int] = defaultdict(int)
     result = []
-    for block, family, part, one in described:
+    for block, family, part, element in described:
         key = (block, family, part)
         if (not part and (several[block, family] > 1 or family in _NUMBERED)) or counts[key] > 1:
             number = numbers[key]
             numbers[key] += 1
             part = f"{part}.{number}" if part else str(number)
-        symmetry = Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon)
-        assembly.parts[symmetry.name] = one.parts
+        symmetry = Symmetry(
+            block=block, family=family, part=part, kind=element.kind, legs=element.legs, epsilon=element.epsilon
+        )
+        assembly.parts[symmetry.name] = element.parts
         result.append(symmetry)
     return result
 
@@ -81,8 +83,8 @@ def _gates(assembly: Assembly) -> list[np.ndarray]:
 
 def _place(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[int, int, int]:
     first = min(found_symmetry.parts, key=lambda part: part.region.origin)
-    place = int(first.places.reshape(-1)[0]) if first.places.size else 0
-    return first.region.origin, first.factor, place
+    index = int(first.places.reshape(-1)[0]) if first.places.size else 0
+    return first.region.origin, first.factor, index
 
 
 def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
@@ -170,10 +172,10 @@ def _scale(found_symmetry: FoundSymmetry, makes: Sequence[LegPart], modules: Seq
     both = len({leg.degree > 0 for leg in found_symmetry.legs}) == 2
     if both and all(part.region.role == "gain" for part in found_symmetry.parts):
         return _common(modules), "query_key_gain", ""
-    whole = [part for part in found_symmetry.parts if part.factor < 0]
+    undivided = [part for part in found_symmetry.parts if part.factor < 0]
     if (
         both
-        and len(makes) + len(whole) == len(found_symmetry.parts)
+        and len(makes) + len(undivided) == len(found_symmetry.parts)
         and len({part.region.name for part in found_symmetry.parts}) == len(found_symmetry.parts) == 2
     ):
         return _common(modules), "query_key", ""
@@ -214,8 +216,8 @@ def _shift(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[str, str,
 
 def _forgiving(assembly: Assembly, part: LegPart) -> str:
     """Return the operation that does not see a shift."""
-    one = part.region.type.shifts[part.factor]
-    atoms = one.atoms.reshape(-1)[part.places.reshape(-1)]
+    shift = part.region.type.shifts[part.factor]
+    atoms = shift.atoms.reshape(-1)[part.places.reshape(-1)]
     program = assembly.typing.program
     for ending in assembly.engine.forgotten:
         if atoms.size and (ending.atoms == atoms[0]).any():

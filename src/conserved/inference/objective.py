@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+
+from conserved._torch_compat import tree_flatten
 
 ASIDE = (
     "past_key_values",
@@ -39,10 +40,10 @@ def judged(result: Any) -> list[Tensor]:
         loss = named.get("loss")
         if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
             return [loss]
-        found = [leaf for name, entry in named.items() if name not in ASIDE for leaf in tensors(entry)]
+        outputs = [leaf for name, entry in named.items() if name not in ASIDE for leaf in tensors(entry)]
     else:
-        found = tensors(result)
-    return [leaf for leaf in found if leaf.is_floating_point() or leaf.is_complex()]
+        outputs = tensors(result)
+    return [leaf for leaf in outputs if leaf.is_floating_point() or leaf.is_complex()]
 
 
 def _entries(result: Any) -> dict[str, Any] | None:

@@ -61,7 +61,7 @@ def first_use(
             region.type = FIXED
         _region(engine, view, sets, FIXED)
         return FIXED
-    sizes = [one.size for one in sets]
+    sizes = [atoms.size for atoms in sets]
     fields = [_onto(engine, view, sets, factor) for factor in factors]
     wide = [dim for dim, size in enumerate(sizes) if size > 1]
     shifts = []
@@ -98,44 +98,44 @@ def _region(engine: Engine, view: ReadPart, sets: tuple[Atoms, ...], type_: Type
 
 
 def _local(view: ReadPart, sets: tuple[Atoms, ...], axis: int) -> Field:
-    one = view.coordinates[axis]
-    return replace(one, atoms=np.searchsorted(sets[axis], one.atoms))
+    coordinate = view.coordinates[axis]
+    return replace(coordinate, atoms=np.searchsorted(sets[axis], coordinate.atoms))
 
 
 def _read(engine: Engine, view: ReadPart, region: Region) -> Type:
     """Return the type of a view of a region."""
 
-    def field(one: Field) -> Field:
-        parts = [_local(view, region.sets, axis) for axis in one.dims]
+    def read_field(field: Field) -> Field:
+        parts = [_local(view, region.sets, axis) for axis in field.dims]
         virtual, dims, _, _ = axes_of(parts) if parts else ([], [], [], [])
         if not parts:
-            return one
+            return field
         index = tuple(np.broadcast_arrays(*(spread(part, dims, (), virtual) for part in parts)))
-        copies = None if one.copies is None else one.copies[index]
-        return Field(tuple(dims), one.atoms[index], one.weight, tuple(virtual), copies)
+        copies = None if field.copies is None else field.copies[index]
+        return Field(tuple(dims), field.atoms[index], field.weight, tuple(virtual), copies)
 
     type_ = region.type
-    strands = tuple(Strand(field(strand.field), field(strand.data)) for strand in type_.strands)
-    found = Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts)), strands=strands)
-    return scaled(engine, found, view.scale)
+    strands = tuple(Strand(read_field(strand.field), read_field(strand.data)) for strand in type_.strands)
+    read_type = Type(tuple(map(read_field, type_.factors)), tuple(map(read_field, type_.shifts)), strands=strands)
+    return scaled(engine, read_type, view.scale)
 
 
-def _onto(engine: Engine, view: ReadPart, sets: tuple[Atoms, ...], one: Field) -> Field:
+def _onto(engine: Engine, view: ReadPart, sets: tuple[Atoms, ...], field: Field) -> Field:
     """Return a field over the axes of a view as a field over the axes of the parameter."""
     axes = [
         axis
         for axis, coordinate in enumerate(view.coordinates)
-        if set(coordinate.dims) & set(one.dims) or any(has_axis(one, mine) for mine in coordinate.virtual)
+        if set(coordinate.dims) & set(field.dims) or any(has_axis(field, known) for known in coordinate.virtual)
     ]
     parts = [_local(view, sets, axis) for axis in axes]
     virtual, dims, sizes, counts = axes_of(parts) if parts else ([], [], [], [])
-    strange = [dim for dim in one.dims if dim not in dims]
-    other_axes = [axis for axis in one.virtual if not any(axis.same(mine) for mine in virtual)]
+    strange = [dim for dim in field.dims if dim not in dims]
+    other_axes = [axis for axis in field.virtual if not any(axis.same(known) for known in virtual)]
     if strange or other_axes:
-        left = engine.uniform([one], strange, other_axes)
-        one = left[0]
+        level = engine.uniform([field], strange, other_axes)
+        field = level[0]
     shape = tuple(counts) + tuple(sizes)
-    array = np.broadcast_to(spread(one, dims, (), virtual), shape)
+    array = np.broadcast_to(spread(field, dims, (), virtual), shape)
     index = tuple(np.broadcast_to(spread(part, dims, (), virtual), shape) for part in parts)
     base = np.zeros(tuple(sets[axis].size for axis in axes), dtype=np.int64)
     base[index] = array
@@ -145,10 +145,10 @@ def _onto(engine: Engine, view: ReadPart, sets: tuple[Atoms, ...], one: Field) -
         engine.charges.add([(Fraction(1), again), (Fraction(-1), array)], origin=engine.origin)
         engine.partition.shatter(array)
     copies = None
-    if one.copies is not None:
+    if field.copies is not None:
         copies = np.zeros_like(base)
-        spread_copies = replace(one, atoms=one.copies)
+        spread_copies = replace(field, atoms=field.copies)
         copies[index] = np.broadcast_to(spread(spread_copies, dims, (), virtual), shape)
         copies = tidy(axes, copies)[1]
-    kept, base = tidy(axes, base)
-    return Field(kept, base, one.weight, copies=copies)
+    kept_axes, base = tidy(axes, base)
+    return Field(kept_axes, base, field.weight, copies=copies)

@@ -68,7 +68,7 @@ def _reads_vary(program: CapturedProgram) -> bool:
 
 def read_in_part(typing: Typing) -> frozenset[str]:
     """The parameters of which a program reads some entries only, as a process does that takes its slice of a table."""
-    program, found = typing.program, set()
+    program, names = typing.program, set()
     for name, regions in typing.engine.regions.items():
         shape = program.values[program.parameters[name]].shape
         for dim, size in enumerate(shape):
@@ -76,8 +76,8 @@ def read_in_part(typing: Typing) -> frozenset[str]:
             for region in regions:
                 used[region.sets[dim]] = True
             if not used.all():
-                found.add(name)
-    return frozenset(found)
+                names.add(name)
+    return frozenset(names)
 
 
 def _unused_slices(typing: Typing) -> Iterator[tuple[str, int, tuple[int, int]]]:
@@ -113,24 +113,24 @@ def _still(name: str, family: str, view: View, part: str = "") -> Symmetry:
 def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:
     """Parameters that are only looked up: for each look-up the index and the padding row."""
     program = typing.program
-    found: dict[str, list[tuple[int, int]]] = {}
+    tables: dict[str, list[tuple[int, int]]] = {}
     other: set[str] = set()
     for number in typing.live:
         operation = program.operations[number]
-        for place, value in enumerate(operation.inputs()):
+        for index, value in enumerate(operation.inputs()):
             name = program.values[value].parameter
             if name is None:
                 continue
             if (
                 base_name(operation.name) == "aten::embedding"
-                and place == 0
+                and index == 0
                 and isinstance(operation.args[1], ValueRef)
             ):
                 padding = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("padding_idx", -1)
-                found.setdefault(name, []).append((operation.args[1].value, -1 if padding is None else int(padding)))
+                tables.setdefault(name, []).append((operation.args[1].value, -1 if padding is None else int(padding)))
             else:
                 other.add(name)
-    return {name: uses for name, uses in found.items() if name not in other}
+    return {name: uses for name, uses in tables.items() if name not in other}
 
 
 def _unread_rows(typing: Typing) -> dict[str, tuple[int, int]]:

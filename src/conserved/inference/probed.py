@@ -36,7 +36,7 @@ def with_probed(
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     run = runs(model, args, kwargs)
-    kept: list[Symmetry] = []
+    laws_here: list[Symmetry] = []
     seen = {_motion(symmetry) for symmetry in law_set}
     explained: set[str] = set()
     for name, operation in unknown_operations(program, live).items():
@@ -51,13 +51,13 @@ def with_probed(
             if holding:
                 explained.add(name)
                 seen |= {_motion(symmetry) for symmetry in holding}
-                kept += [replace(symmetry, source="probed") for symmetry in holding]
+                laws_here += [replace(symmetry, source="probed") for symmetry in holding]
                 break
-    if not kept:
+    if not laws_here:
         return law_set
     names = {symmetry.name for symmetry in law_set}
     fresh = []
-    for symmetry in kept:
+    for symmetry in laws_here:
         part = symmetry.part
         while symmetry.name in names:
             part = f"{part}'"

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import tree_map
 from conserved.inference.capture import CHECKPOINT, CapturedProgram
 from conserved.inference.double_precision import in_double_precision, widened
 from conserved.inference.epsilon_removal import WithoutEpsilon
@@ -94,7 +95,7 @@ def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, 
         run: the same program, to be run again.
         classes: the axis of the outputs along which a loss sees no common shift; None for any loss.
     """
-    reason = _unaffordable(run) or ("" if len(laws) else "no law was inferred")
+    reason = _unaffordable(program, run) or ("" if len(laws) else "no law was inferred")
     if reason:
         return laws.with_check(ProgramCheck(points=0, reason=reason))
     exact = laws.select(lambda law: law.exact)
@@ -234,6 +235,8 @@ class _Test:
         # be wrong, which is what laws are there to see.
         if not len(laws) or self.program.branches or _has_backward_of_author(self.program):
             return result
+        if _may_read_outside(self.program, self.run):
+            return result
         start = perf_counter()
         for words, inputs in itertools.islice(resized(self.run.inputs), MOST_SIZES):
             if perf_counter() - start > MOST_SECONDS_AT_OTHER_SIZES:
@@ -284,11 +287,11 @@ class _Test:
             # Hooks of the user's run in a whole backward pass: then it is not made, and the call below raises.
             reentrant = any(operation.custom == CHECKPOINT for operation in self.program.operations)
             reentrant = reentrant and not self.program.hooked
-            found = _differentiate(loss, list(trained.values()), reentrant=reentrant)
+            result = _differentiate(loss, list(trained.values()), reentrant=reentrant)
             theta = {name: tensor.detach().clone() for name, tensor in run.parameters.items()}
         gradients = {
             name: torch.zeros_like(theta[name]) if gradient is None else gradient.detach().to_dense()
-            for name, gradient in zip(trained, found, strict=True)
+            for name, gradient in zip(trained, result, strict=True)
         }
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
             return None
@@ -319,10 +322,54 @@ def _differentiate(loss: Tensor, parameters: Sequence[Tensor], *, reentrant: boo
             parameter.grad = gradient
 
 
-def _unaffordable(run: ProgramRun) -> str:
+UNCHECKED = ("aten::segment_reduce", "aten::_segment_reduce")
+"""Operations that trust the lengths they are given: with inputs of another size they read memory of others."""
+
+INDEXED = tuple(
+    f"aten::{name}"
+    for name in (
+        *("embedding", "_embedding_bag", "index", "gather", "scatter", "take", "_unsafe_index", "_index_put"),
+        *("nll_loss", "slice_scatter", "select_scatter", "max_unpool"),
+    )
+)
+"""Beginnings of the names of operations whose indices may lie outside of a tensor. On CUDA that ends the process."""
+
+
+def _may_read_outside(program: CapturedProgram, run: ProgramRun) -> bool:
+    """Return whether inputs of another size could make the program read or write outside of its tensors."""
+    names = [operation.name for operation in program.operations]
+    if any(name.startswith(UNCHECKED) or not name.startswith(("aten::", "prims::", "conserved::")) for name in names):
+        # Nobody knows what a kernel of the user's relies on.
+        return True
+    return _on_cuda(run) and any(name.startswith(INDEXED) for name in names)
+
+
+def _on_cuda(run: ProgramRun) -> bool:
+    return any(tensor.is_cuda for tensor in run.parameters.values())
+
+
+def _computes_indices(program: CapturedProgram) -> bool:
+    """Return whether indices are made of floating-point numbers, which are others at other parameters."""
+    if not any(operation.name.startswith(INDEXED) for operation in program.operations):
+        return False
+    for operation in program.operations:
+        made_whole = any(_is_whole(program.values[number].dtype) for number in operation.results)
+        of_floats = any(program.values[number].dtype.is_floating_point for number in operation.inputs())
+        if made_whole and of_floats and operation.name.startswith(("aten::_to_copy", "aten::to.", "aten::copy")):
+            return True
+    return False
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _unaffordable(program: CapturedProgram, run: ProgramRun) -> str:
     """Why the program is not run in float64; empty if it is."""
     if run.refused:
         return run.refused
+    if _on_cuda(run) and _computes_indices(program):
+        return "indices are computed from numbers that the check would change, which may end a process on CUDA"
     tensors = list(run.parameters.values())
     if any(tensor.is_meta for tensor in tensors):
         return "the parameters have no values"
@@ -359,13 +406,13 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
     try:
         element = symmetry.element(spread=STEP, generator=generator)
         before = _outputs(run, start, classes, epsilons)
-        whole = _distance(before, _outputs(run, symmetry.act(start, element), classes, epsilons))
+        distance = _distance(before, _outputs(run, symmetry.act(start, element), classes, epsilons))
         part = _distance(before, _outputs(run, half.act(start, element), classes, epsilons))
     except Exception:
         # User code may raise anything on values it was not written for.
         return True
     # Coarse computing inside the function leaves rounding; half of the motion says what a change would be.
-    return not whole <= max(1e-9, COARSE * part)
+    return not distance <= max(1e-9, COARSE * part)
 
 
 def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]) -> Tensor:
@@ -374,10 +421,10 @@ def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None,
     with _unnoticed(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
         for name, value in values.items():
             run.parameters[name].data = value
-        found = [output.detach() for output in judged(run.call(widened_tree(run.inputs)))]
+        outputs = [output.detach() for output in judged(run.call(widened_tree(run.inputs)))]
     if classes is not None:
-        found = [output - output.mean(classes, keepdim=True) if output.ndim else output for output in found]
-    return torch.cat([torch.view_as_real(o).flatten() if o.is_complex() else o.flatten() for o in found])
+        outputs = [output - output.mean(classes, keepdim=True) if output.ndim else output for output in outputs]
+    return torch.cat([torch.view_as_real(o).flatten() if o.is_complex() else o.flatten() for o in outputs])
 
 
 def _distance(before: Tensor, after: Tensor) -> float:
@@ -386,7 +433,7 @@ def _distance(before: Tensor, after: Tensor) -> float:
 
 def widened_tree(inputs: Any) -> Any:
     """Inputs with all floating-point tensors in float64, and none that records gradients."""
-    return torch.utils._pytree.tree_map(widened, inputs)
+    return tree_map(widened, inputs)
 
 
 def _weights(output: Tensor, classes: int | None, generator: torch.Generator) -> Tensor:

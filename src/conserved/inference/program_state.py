@@ -15,15 +15,20 @@ from typing import Any
 
 from torch import nn
 
+from conserved._torch_compat import forward_hooks_of
+
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
+
+_INITIALISES = nn.modules.lazy.LazyModuleMixin
+"""Modules that become others at their first call: they keep what they have become."""
 
 _CONTAINERS = (list, dict, set)
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Within it, a model may be called; afterwards the plain attributes and containers it keeps are as before.
+    """Within it, a model may be called; afterwards plain attributes, containers and bound buffers are as before.
 
     Args:
         model: the model whose modules and hooks are looked at.
@@ -31,8 +36,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     attributes = [
         (module, {name: value for name, value in vars(module).items() if name not in _OWN})
         for module in model.modules()
+        if not isinstance(module, _INITIALISES)
     ]
-    contents = [(one, _copied(one)) for one in _containers(model, attributes)]
+    buffers = [(module, dict(module._buffers)) for module, _ in attributes]
+    contents = [(item, _copied(item)) for item in _containers(model, attributes)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -49,15 +56,18 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for name in [name for name in now if name not in _OWN and name not in before]:
                 del now[name]
             now.update(before)
+        for module, owned in buffers:
+            # A forward may bind another tensor to the name of a buffer.
+            module._buffers.update(owned)
 
 
 def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
     """Lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
-    found = [value for _, own in attributes for value in own.values()]
+    values = [value for _, own in attributes for value in own.values()]
     for module in model.modules():
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            found += _reached(hook)
-    return list({id(one): one for one in found if type(one) in _CONTAINERS}.values())
+        for hook in forward_hooks_of(module):
+            values += _reached(hook)
+    return list({id(item): item for item in values if type(item) in _CONTAINERS}.values())
 
 
 def _reached(hook: Callable[..., Any]) -> list[Any]:
@@ -65,11 +75,11 @@ def _reached(hook: Callable[..., Any]) -> list[Any]:
     if isinstance(hook, partial):
         return [*hook.args, *hook.keywords.values(), *_reached(hook.func)]
     owner = getattr(hook, "__self__", None)
-    found = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
+    objects = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
     function = getattr(hook, "__func__", hook)
-    found += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    return found + [names[name] for name in getattr(code, "co_names", ()) if name in names]
+    return objects + [names[name] for name in getattr(code, "co_names", ()) if name in names]
 
 
 def _filled(cell: Any) -> bool:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
+from conserved._torch_compat import tree_map
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.step import base_name
 
@@ -126,14 +126,14 @@ class FieldProgram:
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, ZeroDivisionError):
             # A form of an operator that is not handled here makes new numbers, which satisfy no relation.
             results = None
-        for place, value in enumerate(operation.results):
+        for index, value in enumerate(operation.results):
             described = self.program.values[value]
             if not (described.dtype.is_floating_point or described.dtype.is_complex):
                 continue
-            found = results[place] if results is not None and place < len(results) else None
+            result = results[index] if results is not None and index < len(results) else None
             small = int(np.prod(described.shape)) <= LARGEST
-            fits = found is not None and found.shape[1:] == tuple(described.shape)
-            self.numbers[value] = found if fits else self._drawn(described.shape) if small else None
+            fits = result is not None and result.shape[1:] == tuple(described.shape)
+            self.numbers[value] = result if fits else self._drawn(described.shape) if small else None
         self._note_entries(operation, name)
 
     def _note_entries(self, operation: Operation, name: str) -> None:
@@ -148,8 +148,8 @@ class FieldProgram:
             except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, ZeroDivisionError):
                 # A form that is not handled here is a use of the parameter, and not a move of its entries.
                 return
-            for value, one in zip(operation.results, moved, strict=False):
-                self.entries[value] = (parameter, one.numpy())
+            for value, entries in zip(operation.results, moved, strict=False):
+                self.entries[value] = (parameter, entries.numpy())
 
     def _executed(self, operation: Operation, given: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Run an operation on whole numbers that stand for entries."""
@@ -211,10 +211,10 @@ class FieldProgram:
         keys = (flat[None] * weights % PRIME).sum(1) % PRIME
         draws = np.random.default_rng(salt + 1).integers(1, PRIME, (3, DRAWS, 1))
         mixed = (keys[0] * draws[0] + (keys[1] * keys[1] % PRIME) * draws[1] % PRIME + draws[2]) % PRIME
-        found = mixed * (mixed + keys[0]) % PRIME
+        image = mixed * (mixed + keys[0]) % PRIME
         if zero:
-            found = np.where((flat == 0).all(0), 0, found)
-        return found.reshape(x.shape)
+            image = np.where((flat == 0).all(0), 0, image)
+        return image.reshape(x.shape)
 
 
 def _zero_stays(name: str, operation: Operation) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from conserved._torch_compat import tree_map_only
 from conserved.inference.capture import CapturedProgram, ValueRef
 
 WIDE_PRODUCT = 2.0
@@ -80,8 +80,8 @@ def _padding_rows(program: CapturedProgram) -> dict[str, int]:
     result = {}
     for operation in program.operations:
         if operation.name.startswith(("aten::embedding.", "aten::_embedding_bag")) and operation.args:
-            place, name = (2, "padding_idx") if operation.name.startswith("aten::embedding.") else (8, "padding_idx")
-            padding = operation.args[place] if place < len(operation.args) else operation.kwargs.get(name, -1)
+            argument, name = (2, "padding_idx") if operation.name.startswith("aten::embedding.") else (8, "padding_idx")
+            padding = operation.args[argument] if argument < len(operation.args) else operation.kwargs.get(name, -1)
             table = operation.args[0]
             if isinstance(table, ValueRef) and isinstance(padding, int) and padding >= 0:
                 parameter = program.values[table.value].parameter

@@ -64,16 +64,16 @@ class Renumber(Move):
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         if all(self.places[dim] == dim for dim in dims):
             return dims, array
-        found = []
+        axes = []
         for dim in dims:
-            place = self.places[dim]
-            assert place is not None
-            found.append(place)
-        return tidy(found, array, leading)
+            index = self.places[dim]
+            assert index is not None
+            axes.append(index)
+        return tidy(axes, array, leading)
 
     def carry(self, dim: int) -> tuple[int, ...]:
-        place = self.places[dim]
-        return () if place is None else (place,)
+        index = self.places[dim]
+        return () if index is None else (index,)
 
     def mark(self, varies: frozenset[int]) -> Hashable | None:
         changed = tuple((dim, self.places[dim]) for dim in sorted(varies) if self.places[dim] != dim)
@@ -150,12 +150,12 @@ class Regroup(Move):
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in dims)]
         if self._simple(involved):
-            place = {
+            axes = {
                 next(d for d in s if self.old[d] != 1): next(d for d in t if self.new[d] != 1)
                 for s, t in involved
                 if any(self.old[d] != 1 for d in s)
             }
-            return tidy([place[dim] for dim in dims], array, leading)
+            return tidy([axes[dim] for dim in dims], array, leading)
         dims, array = self._wide(involved, dims, array, leading)
         return without_constant_axes(dims, array, leading)
 
@@ -178,24 +178,24 @@ class Regroup(Move):
                 ]
             for dim in added:
                 axis = leading + all_dims.index(dim)
-                place = np.arange(self.old[dim]).reshape(tuple(-1 if n == axis else 1 for n in range(number.ndim)))
-                number = number * self.old[dim] + place
+                index = np.arange(self.old[dim]).reshape(tuple(-1 if n == axis else 1 for n in range(number.ndim)))
+                number = number * self.old[dim] + index
             number = np.broadcast_to(
                 number,
                 tuple(atoms_size for atoms_size in field.atoms.shape[:leading])
                 + tuple(self.old[dim] for dim in all_dims),
             )
             copies = self._wide(involved, all_dims, number, leading)[1]
-        kept = list(dims)
+        remaining = list(dims)
         for dim in dims:
-            axis = leading + kept.index(dim)
+            axis = leading + remaining.index(dim)
             if bool((atoms == np.take(atoms, [0], axis)).all()):
                 atoms = np.take(atoms, 0, axis)
                 copies = None if copies is None else np.take(copies, 0, axis)
-                kept.remove(dim)
+                remaining.remove(dim)
         if copies is not None and bool((copies == copies.reshape(-1)[0]).all()):
             copies = None
-        return Field(tuple(kept), atoms, field.weight, virtual, copies)
+        return Field(tuple(remaining), atoms, field.weight, virtual, copies)
 
     def _simple(self, involved: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
         """Return whether no axis of a field is merged or cut."""

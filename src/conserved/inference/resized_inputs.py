@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from conserved._torch_compat import tree_flatten, tree_unflatten
 
 Places = frozenset[tuple[int, int]]
 """Axes of inputs: the number of the tensor and of its axis."""
@@ -44,7 +45,7 @@ def _named(places: Places) -> str:
 
 
 def _with_size(leaf: Any, number: int, places: Places, size: int) -> Any:
-    for axis in sorted(axis for place, axis in places if place == number):
+    for axis in sorted(axis for position, axis in places if position == number):
         # Entries begin again after the last one: they are of the kind the program expects.
         index = torch.arange(size, device=leaf.device) % leaf.shape[axis]
         leaf = leaf.index_select(axis, index)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map_only
 
+from conserved._torch_compat import tree_map_only
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.places import _positions
 from conserved.inference.types import Atoms, Type
@@ -95,7 +95,7 @@ class Rotations:
     def _layout(self, sources: Sequence[int], slice_: Sequence[int]) -> str:
         """Everything that a decision depends on, the same for layers that are alike: values by order of appearance."""
         program = self.typing.program
-        labels = {value: f"·{place}" for place, value in enumerate(sources)}
+        labels = {value: f"·{index}" for index, value in enumerate(sources)}
 
         def label(ref: ValueRef) -> str:
             if ref.value not in labels:
@@ -134,8 +134,8 @@ class Rotations:
             constant = self.typing.program.values[value].constant
             assert constant is not None
             held = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            found = hashlib.blake2b(held, digest_size=16).hexdigest()
-            self._digests[value] = f"{constant.dtype}{tuple(constant.shape)}{found}"
+            digest = hashlib.blake2b(held, digest_size=16).hexdigest()
+            self._digests[value] = f"{constant.dtype}{tuple(constant.shape)}{digest}"
         return self._digests[value]
 
     def _carrying(self, pairs: Atoms) -> set[int]:
@@ -177,20 +177,20 @@ class Rotations:
 
     def _slice(self, sources: Sequence[int]) -> list[int]:
         """Return the operations that what carries the atoms goes through."""
-        carrying, found = set(sources), set()
+        carrying, operations = set(sources), set()
         program = self.typing.program
         frontier = list(sources)
         while frontier:
             value = frontier.pop()
             for number in self._uses.get(value, []):
-                if number in found:
+                if number in operations:
                     continue
-                found.add(number)
+                operations.add(number)
                 for result in program.operations[number].results:
                     if self._carries(result) and result not in carrying:
                         carrying.add(result)
                         frontier.append(result)
-        return sorted(found)
+        return sorted(operations)
 
     def _still(self, sources: Sequence[int], slice_: Sequence[int]) -> bool:
         """Return whether what the operations end in does not move."""
@@ -300,7 +300,7 @@ class Rotations:
         if name in ("view", "_unsafe_view"):
             return [args[0].reshape(args[1])]
         result = getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
-        return [result] if isinstance(result, Tensor) else [one for one in result if isinstance(one, Tensor)]
+        return [result] if isinstance(result, Tensor) else [tensor for tensor in result if isinstance(tensor, Tensor)]
 
     def _remade(self, value: int) -> Operation | None:
         """Return what computes a value from outside again, if it is made of constants and inputs."""

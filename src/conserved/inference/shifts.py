@@ -8,13 +8,16 @@ pairs of sums. What is left over, if anything, is listed entry by entry.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, pairwise
 
 import numpy as np
 from scipy import sparse
 
+from conserved.inference.echelon import Echelon, Exact, Row, simplest
 from conserved.inference.engine import Region
 from conserved.inference.system import Solution
 from conserved.inference.types import Field
@@ -26,6 +29,9 @@ PARTS = 100_000
 
 RATIOS = 6
 """Ratios at which two parameters are tried to move against each other."""
+
+Family = Sequence[tuple["Unit", Exact]]
+"""Shifts of one or more parameters that move together, with the weight of each."""
 
 
 @dataclass(slots=True)
@@ -51,20 +57,24 @@ class ShiftSpace:
 
     def __init__(self, regions: Sequence[Region], shifts: Solution) -> None:
         self.fields: list[tuple[int, int, Field]] = [
-            (number, place, one)
+            (number, index, shift)
             for number, region in enumerate(regions)
-            for place, one in enumerate(region.type.shifts)
-            if not shifts.still(one.atoms.reshape(-1)).all()
+            for index, shift in enumerate(region.type.shifts)
+            if not shifts.still(shift.atoms.reshape(-1)).all()
         ]
-        self.sizes = [one.atoms.size for _, _, one in self.fields]
+        self.sizes = [shift.atoms.size for _, _, shift in self.fields]
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        blocks = [shifts.rows(one.atoms.reshape(-1)) * float(one.weight) for _, _, one in self.fields]
-        space = sparse.vstack(blocks).tocsc() if blocks else sparse.csc_matrix((0, 0))
-        space.eliminate_zeros()
-        space = space[:, np.flatnonzero(np.diff(space.indptr))]
-        self.basis, self.pivots = _echelon(space)
+        vectors: dict[int, Row] = {}
+        for (_, _, shift), start in zip(self.fields, self.starts.tolist(), strict=False):
+            weight = simplest(shift.weight)
+            for position, free, value in zip(*shifts.exact_entries(shift.atoms.reshape(-1)), strict=True):
+                vectors.setdefault(free, {})[start + position] = value * weight
+        self._exact = reduced_basis([vectors[free] for free in sorted(vectors)])
+        self.pivots = np.array(list(self._exact), dtype=np.int64)
+        self.basis = _columns(list(self._exact.values()), int(self.starts[-1]))
         self.regions = regions
-        self._taken = _Span(self.pivots.size)
+        self._spanned = Echelon()
+        """The families counted so far, in coordinates of the pivots."""
         self._kernel()
 
     def _kernel(self) -> None:
@@ -76,29 +86,29 @@ class ShiftSpace:
             for a, b in combinations(numbers, 2):
                 common = set(self.fields[a][2].dims) & set(self.fields[b][2].dims)
                 family = []
-                for number, weight in ((a, 1.0), (b, -1.0)):
-                    one = self.fields[number][2]
-                    outside = {n for n, dim in enumerate(one.dims) if dim not in common}
+                for number, weight in ((a, 1), (b, -1)):
+                    shift = self.fields[number][2]
+                    outside = {n for n, dim in enumerate(shift.dims) if dim not in common}
                     unit = next(
                         u
                         for u in self._units(number)
-                        if u.rows >= {one.dims[n] for n in outside}
+                        if u.rows >= {shift.dims[n] for n in outside}
                         and u.size
-                        == int(np.prod([one.atoms.shape[n] for n in range(len(one.dims)) if n not in outside]))
+                        == int(np.prod([shift.atoms.shape[n] for n in range(len(shift.dims)) if n not in outside]))
                     )
                     family.append((unit, weight))
                 self._holds(family)
 
-    def sums_along(self, region: int, axis: int) -> list[tuple[Unit, float]] | None:
+    def sums_along(self, region: int, axis: int) -> list[tuple[Unit, Exact]] | None:
         """Return the sums of a region along one axis as a family, if they are free."""
         wide = {d for d, chosen in enumerate(self.regions[region].sets) if chosen.size > 1}
-        for number, (mine, _, one) in enumerate(self.fields):
-            if mine == region and set(one.dims) == wide - {axis}:
-                family = [(next(self._units(number)), 1.0)]
+        for number, (region_number, _, shift) in enumerate(self.fields):
+            if region_number == region and set(shift.dims) == wide - {axis}:
+                family: list[tuple[Unit, Exact]] = [(next(self._units(number)), 1)]
                 return family if self._inside(family) else None
         return None
 
-    def take(self, family: Sequence[tuple[Unit, float]]) -> None:
+    def take(self, family: Family) -> None:
         """Count a family as found."""
         self._holds(family)
 
@@ -107,7 +117,7 @@ class ShiftSpace:
         for number, size in enumerate(self.sizes):
             yield number, int(self.starts[number]), int(self.starts[number]) + size
 
-    def families(self) -> list[list[tuple[Unit, float]]]:
+    def families(self) -> list[list[tuple[Unit, Exact]]]:
         """Families of shifts that span the space as far as sums of one or two parameters do."""
         if not self.pivots.size:
             return []
@@ -116,56 +126,70 @@ class ShiftSpace:
             n for n, start, stop in self.spans() if np.searchsorted(touched, stop) > np.searchsorted(touched, start)
         ]
         units = [unit for number in active for unit in self._units(number)]
-        result: list[list[tuple[Unit, float]]] = []
-        result += [[(unit, 1.0)] for unit in units if self._holds([(unit, 1.0)])]
-        if self._taken.rank < self.pivots.size:
+        result: list[list[tuple[Unit, Exact]]] = []
+        result += [[(unit, 1)] for unit in units if self._holds([(unit, 1)])]
+        if self._spanned.rank < self.pivots.size:
             result += self._pairs(units)
         return result
 
     def _units(self, number: int) -> Iterator[Unit]:
         """Sums of a field's entries along sets of its axes, those along most axes last."""
-        region, place, one = self.fields[number]
-        shape = one.atoms.shape
-        index = np.arange(one.atoms.size).reshape(shape)
+        region, position, shift = self.fields[number]
+        shape = shift.atoms.shape
+        index = np.arange(shift.atoms.size).reshape(shape)
         outside = {
             d
             for d in range(len(self.regions[region].sets))
-            if d not in one.dims and self.regions[region].sets[d].size > 1
+            if d not in shift.dims and self.regions[region].sets[d].size > 1
         }
         for count in range(len(shape) + 1):
             for summed in combinations(range(len(shape)), count):
-                kept = [n for n in range(len(shape)) if n not in summed]
-                places = index.transpose([*kept, *summed]).reshape(int(np.prod([shape[n] for n in kept])), -1)
-                yield Unit(region, place, outside | {one.dims[n] for n in summed}, places, int(self.starts[number]))
-        if outside or len(shape) < 2 or one.atoms.size > PARTS:
+                remaining = [n for n in range(len(shape)) if n not in summed]
+                places = index.transpose([*remaining, *summed]).reshape(int(np.prod([shape[n] for n in remaining])), -1)
+                yield Unit(
+                    region, position, outside | {shift.dims[n] for n in summed}, places, int(self.starts[number])
+                )
+        if outside or len(shape) < 2 or shift.atoms.size > PARTS:
             return
         # The first place along an axis and the others, as a class token and the patches that follow it.
-        for n, dim in enumerate(one.dims):
+        for n, dim in enumerate(shift.dims):
             for first, last in ((0, 1), (1, shape[n])):
                 part = np.moveaxis(index, n, -1)[..., first:last]
                 places = part.reshape(-1, last - first)
-                yield Unit(region, place, {dim}, places, int(self.starts[number]), (dim, first, last))
+                yield Unit(region, position, {dim}, places, int(self.starts[number]), (dim, first, last))
 
-    def _vectors(self, family: Sequence[tuple[Unit, float]]) -> sparse.csc_matrix:
+    def _vectors(self, family: Family) -> sparse.csc_matrix:
         rows, columns, values = [], [], []
         for unit, weight in family:
             rows.append((unit.start + unit.places).reshape(-1))
             columns.append(np.repeat(np.arange(unit.size), unit.places.shape[1]))
-            values.append(np.full(unit.places.size, weight))
+            values.append(np.full(unit.places.size, float(weight)))
         shape = (self.basis.shape[0], family[0][0].size)
         return sparse.csc_matrix((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape)
 
-    def _holds(self, family: Sequence[tuple[Unit, float]]) -> bool:
+    def _holds(self, family: Family) -> bool:
         """Return whether all members are in the space and at least one is not spanned by what was found before."""
-        return self._inside(family) and self._taken.add(self._vectors(family)[self.pivots].tocsc())
+        return self._inside(family) and self._count(family)
 
-    def _inside(self, family: Sequence[tuple[Unit, float]]) -> bool:
+    def _count(self, family: Family) -> bool:
+        """Add the members of a family to the span; return whether one of them was new."""
+        before = self._spanned.rank
+        weights = [weight for _, weight in family]
+        # Members as columns that say which unit moves an entry; units of one family move different entries.
+        members = self._vectors([(unit, number) for number, (unit, _) in enumerate(family, 1)])[self.pivots].tocsc()
+        for start, stop in pairwise(members.indptr.tolist()):
+            numbers = members.data[start:stop].astype(np.int64).tolist()
+            entries = members.indices[start:stop].tolist()
+            self._spanned.add({entry: weights[n - 1] for entry, n in zip(entries, numbers, strict=True)})
+        return self._spanned.rank > before
+
+    def _inside(self, family: Family) -> bool:
         """Return whether all members are in the space."""
         vectors = self._vectors(family)
         difference = (self.basis @ vectors[self.pivots]) - vectors
         return not difference.nnz or float(np.abs(difference.data).max()) <= EXACT
 
-    def _pairs(self, units: Sequence[Unit]) -> list[list[tuple[Unit, float]]]:
+    def _pairs(self, units: Sequence[Unit]) -> list[list[tuple[Unit, Exact]]]:
         """Pairs of sums that move against each other, among parameters that occur together in what is left."""
         result = []
         by_size: dict[int, list[Unit]] = {}
@@ -177,39 +201,39 @@ class ShiftSpace:
                 if a.region == b.region or (a.region, b.region) not in linked:
                     continue
                 for weight in linked[a.region, b.region]:
-                    if self._taken.rank < self.pivots.size and self._holds([(a, 1.0), (b, weight)]):
-                        result.append([(a, 1.0), (b, weight)])
+                    if self._spanned.rank < self.pivots.size and self._holds([(a, 1), (b, weight)]):
+                        result.append([(a, 1), (b, weight)])
                         break
         return result
 
-    def _linked(self) -> dict[tuple[int, int], list[float]]:
+    def _linked(self) -> dict[tuple[int, int], list[Exact]]:
         """Pairs of regions that one basis vector moves both, with the ratios at which it does."""
-        owner = np.repeat([region for region, _, _ in self.fields], self.sizes)
-        result: dict[tuple[int, int], list[float]] = {}
-        seen: set[bytes] = set()
-        for column in range(self.basis.shape[1]):
-            span = slice(self.basis.indptr[column], self.basis.indptr[column + 1])
-            regions, first = np.unique(owner[self.basis.indices[span]], return_index=True)
-            values = self.basis.data[span][first]
-            key = regions.tobytes() + np.round(values, 9).tobytes()
+        owner = np.repeat([region for region, _, _ in self.fields], self.sizes).tolist()
+        result: dict[tuple[int, int], list[Exact]] = {}
+        seen: set[tuple[tuple[int, Exact], ...]] = set()
+        for vector in self._exact.values():
+            moved: dict[int, Exact] = {}
+            for entry in sorted(vector):
+                moved.setdefault(owner[entry], vector[entry])
+            key = tuple(sorted(moved.items()))
             if key in seen:
                 continue
             seen.add(key)
-            for a, x in zip(regions.tolist(), values.tolist(), strict=True):
-                for b, y in zip(regions.tolist(), values.tolist(), strict=True):
-                    ratios = result.setdefault((a, b), [-1.0, 1.0])
-                    if len(ratios) < RATIOS and not any(abs(y / x - ratio) < EXACT for ratio in ratios):
-                        ratios.append(y / x)
+            for a, x in key:
+                for b, y in key:
+                    ratios = result.setdefault((a, b), [-1, 1])
+                    ratio = simplest(Fraction(y) / x)
+                    if len(ratios) < RATIOS and ratio not in ratios:
+                        ratios.append(ratio)
         return result
 
     def rest(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
         """Yield what the families do not span: entries and weights, those that read alike in one list."""
         alike: dict[tuple[tuple[int, float], ...], list[tuple[np.ndarray, np.ndarray]]] = {}
         for column in range(self.pivots.size):
-            if self._taken.rank >= self.pivots.size:
+            if self._spanned.rank >= self.pivots.size:
                 break
-            unit = sparse.csc_matrix(([1.0], ([column], [0])), (self.pivots.size, 1))
-            if self._taken.add(unit):
+            if self._spanned.add({column: 1}) is not None:
                 span = slice(self.basis.indptr[column], self.basis.indptr[column + 1])
                 order = np.argsort(self.basis.indices[span])
                 rows, weights = self.basis.indices[span][order], self.basis.data[span][order]
@@ -224,86 +248,26 @@ class ShiftSpace:
         yield from alike.values()
 
 
-def _echelon(space: sparse.csc_matrix) -> tuple[sparse.csc_matrix, np.ndarray]:
-    """Return a basis of the column space with an entry for every vector where it alone is one, and these entries."""
-    columns: list[dict[int, float]] = []
-    alone = np.diff(space.tocsr().indptr) == 1
-    pivots: dict[int, dict[int, float]] = {}
-    order = []
-    for column in range(space.shape[1]):
-        rows = space.indices[space.indptr[column] : space.indptr[column + 1]]
-        data = space.data[space.indptr[column] : space.indptr[column + 1]]
-        single = np.flatnonzero(alone[rows])
-        vector = dict(zip(map(int, rows), map(float, data), strict=True))
-        if single.size:
-            pivot = int(rows[single[0]])
-            pivots[pivot] = {row: value / vector[pivot] for row, value in vector.items()}
-            order.append(pivot)
+def reduced_basis(vectors: Sequence[Row]) -> dict[int, Row]:
+    """Return a basis of the vectors' span by pivot: each is 1 at its own pivot, an entry where all others are 0."""
+    uses = Counter(entry for vector in vectors for entry in vector)
+    echelon = Echelon()
+    # Vectors with an entry of their own come first, solved for that entry: they need no elimination.
+    rest = []
+    for vector in vectors:
+        single = next((entry for entry in sorted(vector) if uses[entry] == 1), None)
+        if single is None:
+            rest.append(vector)
         else:
-            columns.append(vector)
-    for vector in columns:
-        for pivot in [row for row in vector if row in pivots]:
-            _subtract(vector, pivots[pivot], vector.get(pivot, 0.0))
-        vector = {row: value for row, value in vector.items() if abs(value) > EXACT}
-        if not vector:
-            continue
-        pivot = min(vector)
-        vector = {row: value / vector[pivot] for row, value in vector.items()}
-        for other in pivots.values():
-            if pivot in other:
-                _subtract(other, vector, other[pivot])
-        pivots[pivot] = vector
-        order.append(pivot)
-    rows_list, columns_list, values = [], [], []
-    order.sort()
-    for number, pivot in enumerate(order):
-        for row, value in pivots[pivot].items():
-            if abs(value) > EXACT:
-                rows_list.append(row)
-                columns_list.append(number)
-                values.append(value)
-    basis = sparse.csc_matrix((values, (rows_list, columns_list)), (space.shape[0], len(order)))
-    return basis, np.array(order, dtype=np.int64)
+            echelon.add({single: vector[single]} | vector, lambda columns: next(iter(columns)))
+    for vector in rest:
+        echelon.add(vector, min)
+    return dict(sorted(echelon.basis().items()))
 
 
-def _subtract(vector: dict[int, float], other: dict[int, float], factor: float) -> None:
-    if factor:
-        for row, value in other.items():
-            vector[row] = vector.get(row, 0.0) - factor * value
-
-
-class _Span:
-    """A growing set of vectors, to tell what is new."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.rank = 0
-        self._rows: dict[int, dict[int, float]] = {}
-
-    def add(self, vectors: sparse.csc_matrix) -> bool:
-        """Take vectors in; whether one of them was new."""
-        before = self.rank
-        for column in range(vectors.shape[1]):
-            start, stop = vectors.indptr[column], vectors.indptr[column + 1]
-            vector = dict(zip(map(int, vectors.indices[start:stop]), map(float, vectors.data[start:stop]), strict=True))
-            pending = [row for row in vector if row in self._rows]
-            while pending:
-                row = pending.pop()
-                factor = vector.pop(row, 0.0)
-                if not factor:
-                    continue
-                for other, value in self._rows[row].items():
-                    if other == row:
-                        continue
-                    total = vector.get(other, 0.0) - factor * value
-                    if abs(total) <= EXACT:
-                        vector.pop(other, None)
-                        continue
-                    vector[other] = total
-                    if other in self._rows:
-                        pending.append(other)
-            if vector:
-                pivot = max(vector)
-                self._rows[pivot] = {r: v / vector[pivot] for r, v in vector.items()}
-                self.rank += 1
-        return self.rank > before
+def _columns(vectors: Sequence[Row], size: int) -> sparse.csc_matrix:
+    """Return sparse vectors as columns of a matrix, in float64."""
+    rows = np.array([entry for vector in vectors for entry in vector], dtype=np.int64)
+    columns = np.repeat(np.arange(len(vectors)), [len(vector) for vector in vectors])
+    values = np.array([float(value) for vector in vectors for value in vector.values()], dtype=np.float64)
+    return sparse.csc_matrix((values, (rows, columns)), (size, len(vectors)))

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from conserved._torch_compat import buffers_of, children_of, parameters_of
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _WITH_KWARGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -50,7 +52,7 @@ FLAT = (
 
 def has_flat_parameters(model: nn.Module) -> bool:
     """Return whether parts of a model are sharded by FSDP1, which leaves its parameters no shapes of their own."""
-    return any("_fsdp_wrapped_module" in module._modules for module in model.modules())
+    return any("_fsdp_wrapped_module" in children_of(module) for module in model.modules())
 
 
 def runs_on_several(model: nn.Module) -> bool:
@@ -64,7 +66,7 @@ def runs_on_several(model: nn.Module) -> bool:
     """
     return any(
         _first_class(type(module)) is not type(module)
-        or "_fsdp_wrapped_module" in module._modules
+        or "_fsdp_wrapped_module" in children_of(module)
         or "_hf_hook" in vars(module)
         or any(_of_torch(hook) for name in _HOOKS for hook in getattr(module, name).values())
         or ("forward" in vars(module) and _moves_tensors(vars(module)["forward"]))
@@ -90,18 +92,21 @@ def single_process_copy(model: nn.Module) -> nn.Module:
             return made[id(module)]
         cls = _first_class(type(module))
         for name in ("_orig_mod", "_fsdp_wrapped_module"):
-            inner = module._modules.get(name)
-            if inner is not None and len(module._modules) == 1:
+            inner = children_of(module).get(name)
+            if inner is not None and len(children_of(module)) == 1:
                 result = made[id(module)] = StandInWrapper(name, nn.Identity())
-                result._modules[name] = copy(inner)
+                children_of(result)[name] = copy(inner)
                 result.training = module.training
                 return result
         result = made[id(module)] = cls.__new__(cls)
         vars(result).update(vars(module))
         result._compiled_call_impl = None
-        result._parameters = dict(module._parameters)
-        result._buffers = dict(module._buffers)
-        result._modules = {name: child if child is None else copy(child) for name, child in module._modules.items()}
+        # The copy shares its tensors with the module, but has tables of its own.
+        result.__dict__["_parameters"] = dict(parameters_of(module))
+        result.__dict__["_buffers"] = dict(buffers_of(module))
+        result.__dict__["_modules"] = {
+            name: child if child is None else copy(child) for name, child in children_of(module).items()
+        }
         _copy_hooks(module, result)
         return result
 
@@ -111,29 +116,29 @@ def single_process_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _copy_hooks(module: nn.Module, found: nn.Module) -> None:
+def _copy_hooks(module: nn.Module, copy: nn.Module) -> None:
     """Give a copy the hooks of a module that are not those of torch.distributed."""
     for name in _HOOKS:
-        kept = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_torch(hook))
-        setattr(found, name, kept)
+        hooks = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_torch(hook))
+        setattr(copy, name, hooks)
     for name in _WITH_KWARGS:
-        setattr(found, name, OrderedDict(getattr(module, name)))
+        setattr(copy, name, OrderedDict(getattr(module, name)))
 
 
 def _copy_forward(module: nn.Module, made: dict[int, nn.Module]) -> None:
     """Give a copy the forward of its own that a module has, bound to the copy, or its class's."""
-    found, forward = made[id(module)], vars(module).get("forward")
-    if forward is None or isinstance(found, StandInWrapper):
+    copy_, forward = made[id(module)], vars(module).get("forward")
+    if forward is None or isinstance(copy_, StandInWrapper):
         return
-    vars(found).pop("forward", None)
-    if "_hf_hook" in vars(found):
+    vars(copy_).pop("forward", None)
+    if "_hf_hook" in vars(copy_):
         # Accelerate puts a forward of its own in the place of the class's, which fetches weights from elsewhere.
         for name in ("_hf_hook", "_old_forward"):
-            vars(found).pop(name, None)
+            vars(copy_).pop(name, None)
     elif not _moves_tensors(forward):
-        vars(found)["forward"] = _bound_again(forward, made, 0)
+        vars(copy_)["forward"] = _bound_again(forward, made, 0)
     elif (inner := _inner_method(forward, module)) is not None:
-        vars(found)["forward"] = _bound_again(inner, made, 0)
+        vars(copy_)["forward"] = _bound_again(inner, made, 0)
 
 
 def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -183,8 +188,8 @@ def _moves_tensors(function: Any, depth: int = 0) -> bool:
         if callable(part) and depth < _DEEPEST and _moves_tensors(part, depth + 1):
             return True
         held = getattr(part, "__dict__", {}).values() if not isinstance(part, FunctionType) else ()
-        flat = [one for value in held for one in (value.values() if isinstance(value, dict) else (value,))]
-        if any(isinstance(one, DeviceMesh | dist.ProcessGroup) for one in flat):
+        flat = [value_ for value in held for value_ in (value.values() if isinstance(value, dict) else (value,))]
+        if any(isinstance(value_, DeviceMesh | dist.ProcessGroup) for value_ in flat):
             return True
     return False
 

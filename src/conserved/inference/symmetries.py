@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conserved.inference.echelon import Echelon, Row
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
@@ -37,9 +38,9 @@ class Assembly:
         """What every named symmetry is made of."""
         self.rotations = Rotations(typing)
         self.factors: list[tuple[int, int, Field]] = [
-            (number, place, one)
+            (number, index, factor)
             for number, region in enumerate(self.regions)
-            for place, one in enumerate(region.type.factors)
+            for index, factor in enumerate(region.type.factors)
         ]
 
     def found(self) -> list[FoundSymmetry]:
@@ -51,8 +52,8 @@ class Assembly:
         """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
         present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
-        for _, _, one in self.factors:
-            flat = one.atoms.reshape(-1)
+        for _, _, field in self.factors:
+            flat = field.atoms.reshape(-1)
             present[self.classes[flat[flat > 0]]] = True
         classes = np.flatnonzero(present)
         classes = classes[shared(self.blocks[classes])]
@@ -79,35 +80,37 @@ class Assembly:
         for cls, (key, row) in chosen.items():
             table[cls], rows[cls] = keys[key], row
         parts: list[list[LegPart]] = [[] for _ in keys]
-        for number, place, one in self.factors:
-            flat = one.atoms.reshape(-1)
+        for number, factor_number, field in self.factors:
+            flat = field.atoms.reshape(-1)
             group = table[self.classes[flat]]
             inside = np.flatnonzero((group >= 0) & (flat > 0))
             if not inside.size:
                 continue
             own = self.engine.partition.fine[flat[inside]]
-            if one.copies is not None:
-                own = combine(own, one.copies.reshape(-1)[inside].astype(np.uint64))
+            if field.copies is not None:
+                own = combine(own, field.copies.reshape(-1)[inside].astype(np.uint64))
             pair = combine(own, group[inside].astype(np.uint64))
             _, which = np.unique(pair, return_inverse=True)
             order = np.lexsort((rows[self.classes[flat[inside]]], which))
             borders = np.flatnonzero(np.diff(which[order])) + 1
             for run in np.split(order, borders):
                 places = inside[run]
-                sign = self.orientation[flat[places[0]]] * float(one.weight)
-                parts[int(group[places[0]])].append(LegPart(self.regions[number], place, sign, places))
+                sign = self.orientation[flat[places[0]]] * float(field.weight)
+                parts[int(group[places[0]])].append(LegPart(self.regions[number], factor_number, sign, places))
         result, diagonal = [], []
         for key, members in proper.items():
-            mine = sorted(parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.places[0])))
-            if not mine or any(part.places.size != members.size or abs(part.degree) != 1 for part in mine):
+            own_parts = sorted(
+                parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.places[0]))
+            )
+            if not own_parts or any(part.places.size != members.size or abs(part.degree) != 1 for part in own_parts):
                 continue
-            order = np.argsort(mine[0].places)
-            legs = self._legs([LegPart(p.region, p.factor, p.degree, p.places[order]) for p in mine])
+            order = np.argsort(own_parts[0].places)
+            legs = self._legs([LegPart(p.region, p.factor, p.degree, p.places[order]) for p in own_parts])
             if legs is None:
                 continue
             if legs[0].degree < 0:
                 legs = tuple(Leg(leg.view, -leg.degree) for leg in legs)
-            result.append(FoundSymmetry(GeneralLinear(), legs, mine, space=int(self.spaces[members[0]])))
+            result.append(FoundSymmetry(GeneralLinear(), legs, own_parts, space=int(self.spaces[members[0]])))
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
@@ -120,16 +123,16 @@ class Assembly:
             return []
         renumber = np.full(self.charges.soft.size, -1, dtype=np.int64)
         renumber[columns] = np.arange(columns.size)
-        z, factor, place, value = self._footprint(renumber)
+        z, factor, index, value = self._footprint(renumber)
         if not z.size:
             return []
-        keep = self._distinct(z, factor, place, value, columns.size)
+        keep = self._distinct(z, factor, index, value, columns.size)
         # By power before place: column by column, charges that are rows of one leg have one power.
-        order = np.lexsort((place[keep], np.round(value[keep], 9), factor[keep], z[keep]))
-        z, factor, place, value = (array[keep][order] for array in (z, factor, place, value))
+        order = np.lexsort((index[keep], np.round(value[keep], 9), factor[keep], z[keep]))
+        z, factor, index, value = (array[keep][order] for array in (z, factor, index, value))
         starts = np.searchsorted(z, np.arange(columns.size + 1))
         present = np.flatnonzero(np.diff(starts))
-        space = self._space_of(present, starts, factor, place, columns.size)
+        space = self._space_of(present, starts, factor, index, columns.size)
         signature = np.zeros(columns.size, dtype=np.uint64)
         with np.errstate(over="ignore"):
             scaled = np.round(value * 5040).astype(np.int64)
@@ -145,7 +148,7 @@ class Assembly:
             length = int(starts[members[0] + 1] - starts[members[0]])
             entries = starts[members][:, None] + np.arange(length)
             soft = float(self.charges.soft[columns[members]].max())
-            parts, scalar = self._parts(factor[entries[0]], value[entries], place[entries])
+            parts, scalar = self._parts(factor[entries[0]], value[entries], index[entries])
             gathered.append((len(members), parts, scalar, soft, int(space[members[0]])))
         turning = self._turning([parts for _, parts, scalar, soft, _ in gathered if not scalar and not soft])
         for count, parts, scalar, soft, where in gathered:
@@ -179,28 +182,20 @@ class Assembly:
         atom_of = np.full(classes.shape[0], -1, dtype=np.int64)
         live = np.flatnonzero(self.charges.group >= 0)
         atom_of[self.charges.group[live][::-1]] = live[::-1]
-        place = np.full(int(self.classes.max()) + 1, -1, dtype=np.int64)
-        place[diagonal] = np.arange(diagonal.size)
+        index = np.full(int(self.classes.max()) + 1, -1, dtype=np.int64)
+        index[diagonal] = np.arange(diagonal.size)
         atoms = atom_of[single]
-        member = place[self.classes[atoms]]
+        member = index[self.classes[atoms]]
         column = classes.indices[classes.indptr[single]]
         turned = self.orientation[atoms] * classes.data[classes.indptr[single]] * self.charges.sign[atoms]
         chosen = np.flatnonzero(member >= 0)
-        coordinates: list[dict[int, float]] = [{} for _ in diagonal]
+        coordinates: list[Row] = [{} for _ in diagonal]
         for m, c, t in zip(member[chosen].tolist(), column[chosen].tolist(), turned[chosen].tolist(), strict=True):
-            coordinates[m][c] = t
-        pivots: dict[int, dict[int, float]] = {}
+            coordinates[m][c] = round(t)
+        echelon = Echelon()
         for vector in coordinates:
-            for pivot in [c for c in vector if c in pivots]:
-                factor = vector.get(pivot, 0.0)
-                if factor:
-                    for other, weight in pivots[pivot].items():
-                        vector[other] = vector.get(other, 0.0) - factor * weight
-            vector = {c: v for c, v in vector.items() if abs(v) > 1e-9}
-            if vector:
-                pivot = min(vector)
-                pivots[pivot] = {c: v / vector[pivot] for c, v in vector.items()}
-        return np.array(sorted(pivots), dtype=np.int64)
+            echelon.add(vector, min)
+        return np.array(sorted(echelon.expressions), dtype=np.int64)
 
     def _footprint(self, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
         """For every free charge the places of parameters that it scales: charge, factor, place, power.
@@ -209,27 +204,27 @@ class Assembly:
         are numbered after the factors, and have place 0.
         """
         zs, factors, places, values = [], [], [], []
-        whole: dict[tuple[int, int], float] = {}
-        for number, (region, _, one) in enumerate(self.factors):
-            flat = one.atoms.reshape(-1)
+        sums: dict[tuple[int, int], float] = {}
+        for number, (region, _, field) in enumerate(self.factors):
+            flat = field.atoms.reshape(-1)
             if not flat.size:
                 continue
             row, z, value = self.charges.entries(flat)
             z = renumber[z]
-            value = value * float(one.weight)
+            value = value * float(field.weight)
             keep = z >= 0
             for charge in np.unique(z[(row == 0) & keep]):
-                mine = z == charge
-                powers = value[mine]
+                own = z == charge
+                powers = value[own]
                 if powers.size == flat.size and float(powers.max() - powers.min()) < 1e-9:
-                    whole[region, int(charge)] = whole.get((region, int(charge)), 0.0) + float(powers[0])
-                    keep &= ~mine
+                    sums[region, int(charge)] = sums.get((region, int(charge)), 0.0) + float(powers[0])
+                    keep &= ~own
             if keep.any():
                 zs.append(z[keep])
                 factors.append(np.full(int(keep.sum()), number))
                 places.append(row[keep])
                 values.append(value[keep])
-        common = [(charge, region, power) for (region, charge), power in whole.items() if abs(power) > 1e-9]
+        common = [(charge, region, power) for (region, charge), power in sums.items() if abs(power) > 1e-9]
         zs.append(np.array([charge for charge, _, _ in common], dtype=np.int64))
         factors.append(np.array([len(self.factors) + region for _, region, _ in common], dtype=np.int64))
         places.append(np.zeros(len(common), dtype=np.int64))
@@ -237,14 +232,14 @@ class Assembly:
         return tuple(np.concatenate(parts) for parts in (zs, factors, places, values))
 
     def _distinct(
-        self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, value: np.ndarray, count: int
+        self, z: np.ndarray, factor: np.ndarray, index: np.ndarray, value: np.ndarray, count: int
     ) -> np.ndarray:
         """The entries of all free charges but those that move parameters as an earlier one does, up to a multiple."""
         lead = np.ones(count)
         lead[z[::-1]] = value[::-1]
         relative = np.round(value / lead[z] * 5040).astype(np.int64)
         with np.errstate(over="ignore"):
-            entry = mix(combine(combine(factor.astype(np.uint64), place.astype(np.uint64)), relative.astype(np.uint64)))
+            entry = mix(combine(combine(factor.astype(np.uint64), index.astype(np.uint64)), relative.astype(np.uint64)))
             total = np.zeros(count, dtype=np.uint64)
             np.add.at(total, z, entry)
         suspect = shared(total)
@@ -254,7 +249,7 @@ class Assembly:
         return np.flatnonzero(keep[z])
 
     def _space_of(
-        self, charges: np.ndarray, starts: np.ndarray, factor: np.ndarray, place: np.ndarray, count: int
+        self, charges: np.ndarray, starts: np.ndarray, factor: np.ndarray, index: np.ndarray, count: int
     ) -> np.ndarray:
         """Return the space (head, channel axis) that a free charge belongs to: that of its first place."""
         result = np.zeros(count, dtype=np.uint64)
@@ -262,10 +257,10 @@ class Assembly:
         numbers = factor[entries]
         order = np.argsort(numbers, kind="stable")
         borders = np.flatnonzero(np.diff(numbers[order])) + 1
-        for mine in np.split(order, borders):
-            if mine.size and numbers[mine[0]] < len(self.factors):
-                atoms = self.factors[numbers[mine[0]]][2].atoms.reshape(-1)[place[entries[mine]]]
-                result[charges[mine]] = self.spaces[self.classes[atoms]]
+        for members in np.split(order, borders):
+            if members.size and numbers[members[0]] < len(self.factors):
+                atoms = self.factors[numbers[members[0]]][2].atoms.reshape(-1)[index[entries[members]]]
+                result[charges[members]] = self.spaces[self.classes[atoms]]
         return result
 
     def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[LegPart], list[LegPart]]:
@@ -284,22 +279,22 @@ class Assembly:
             index = self.factors[number][1]
             flat = self.factors[number][2].atoms.reshape(-1)
             for rounded in np.unique(np.round(powers[0, columns], 9)):
-                mine = columns[np.isclose(powers[0, columns], rounded)]
+                own = columns[np.isclose(powers[0, columns], rounded)]
                 # Rounding groups columns; the power itself must hold in float64.
-                power = powers[0, mine[0]]
-                labels = self.engine.partition.spaces[flat[where[:, mine]]]
+                power = powers[0, own[0]]
+                labels = self.engine.partition.spaces[flat[where[:, own]]]
                 copies = self.factors[number][2].copies
                 if copies is not None:
-                    labels = combine(labels, copies.reshape(-1)[where[:, mine]].astype(np.uint64))
-                apart = [np.flatnonzero(labels[0] == one) for one in np.unique(labels[0])]
+                    labels = combine(labels, copies.reshape(-1)[where[:, own]].astype(np.uint64))
+                apart = [np.flatnonzero(labels[0] == item) for item in np.unique(labels[0])]
                 regular = bool((np.sort(labels, 1) == np.sort(labels[0])).all())
                 if not regular or len(apart) == 1 or count == 1:
-                    apart = [np.arange(mine.size)]
-                    parts.append(LegPart(region, index, simple(power), where[:, mine]))
+                    apart = [np.arange(own.size)]
+                    parts.append(LegPart(region, index, simple(power), where[:, own]))
                     continue
-                for one in sorted(apart, key=lambda cols: int(where[0, mine[cols[0]]])):
-                    label = labels[0][one[0]]
-                    chosen = where[:, mine][labels == label].reshape(count, -1)
+                for item in sorted(apart, key=lambda cols: int(where[0, own[cols[0]]])):
+                    label = labels[0][item[0]]
+                    chosen = where[:, own][labels == label].reshape(count, -1)
                     parts.append(LegPart(region, index, simple(power), chosen))
         order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(count)
         for part in parts:
@@ -336,8 +331,8 @@ class Assembly:
 
     def _inert(self, part: LegPart, space: int) -> FoundSymmetry:
         """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
-        one = part.region.type.factors[part.factor]
-        view = entries_view(part.region, one.dims, np.sort(part.places.reshape(-1)))
+        factor = part.region.type.factors[part.factor]
+        view = entries_view(part.region, factor.dims, np.sort(part.places.reshape(-1)))
         return FoundSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")
 
     def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
@@ -351,8 +346,8 @@ class Assembly:
 
 
 def _rows(part: LegPart) -> View:
-    one = part.region.type.factors[part.factor]
-    return rows_view(part.region, one.dims, part.places.reshape(-1))
+    factor = part.region.type.factors[part.factor]
+    return rows_view(part.region, factor.dims, part.places.reshape(-1))
 
 
 def _repeats(part: LegPart) -> bool:
@@ -362,5 +357,5 @@ def _repeats(part: LegPart) -> bool:
 
 
 def _planes(part: LegPart) -> Leg:
-    one = part.region.type.factors[part.factor]
-    return Leg(planes_view(part.region, one.dims, part.places), part.degree)
+    factor = part.region.type.factors[part.factor]
+    return Leg(planes_view(part.region, factor.dims, part.places), part.degree)

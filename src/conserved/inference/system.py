@@ -10,25 +10,24 @@ eliminated over the rationals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from math import lcm
 
 import numpy as np
 from scipy import sparse
 
+from conserved.inference.echelon import Echelon, Exact, Row, back_substitute, eliminate, simplest
 from conserved.inference.signed_sets import SignedSets
 from conserved.inference.types import Atoms
 
 LARGEST_WHOLE = 1 << 56
 """The largest coefficient of an equation in whole numbers: sums of a few of them fit into 64 bits."""
 
-Exact = int | Fraction
-"""Exact; whole numbers stay `int`, whose arithmetic takes a tenth of the time."""
-
-Equation = dict[int, Exact]
+LARGEST_FLOAT = 1 << 53
+"""Whole numbers up to here are float64 numbers without rounding."""
 
 
 @dataclass(slots=True)
@@ -48,12 +47,33 @@ class Solution:
     Atom a is `sign[a]` times the number of its class `group[a]`, or zero if that is −1; `classes` has a row for each
     class and a column for each free number. `soft[z]` is 0 for a solution of all equations; otherwise it needs a
     normalisation's ε to be as small as that.
+
+    `exact` has the same rows as exact numbers, for every class that is not itself a free number. `classes` holds them
+    rounded to float64, which is what array code reads.
     """
 
     group: Atoms
     sign: np.ndarray
     classes: sparse.csr_matrix
     soft: np.ndarray
+    exact: dict[int, Row]
+
+    def exact_row(self, number: int) -> Row:
+        """Return a class as an exact combination of free numbers."""
+        if number in self.exact:
+            return self.exact[number]
+        return {int(self.classes.indices[self.classes.indptr[number]]): 1}
+
+    def exact_entries(self, atoms: Atoms) -> tuple[list[int], list[int], list[Exact]]:
+        """Return what `entries` does, with exact coefficients."""
+        position, free, value = self.entries(atoms)
+        # Almost all coefficients are small whole numbers, which float64 holds exactly. Only the others are looked up.
+        inexact = np.flatnonzero((value != np.round(value)) | (np.abs(value) >= LARGEST_FLOAT))
+        numbers: list[Exact] = [int(number) for number in np.round(value).astype(np.int64).tolist()]
+        for index in inexact.tolist():
+            atom = atoms[position[index]]
+            numbers[index] = self.exact[int(self.group[atom])][int(free[index])] * int(self.sign[atom])
+        return position.tolist(), free.tolist(), numbers
 
     @property
     def expand(self) -> sparse.csr_matrix:
@@ -141,8 +161,12 @@ class LinearSystem:
         self.sets.grow(self.count)
         group, sign, rows = self._reduced([batch for batch in self.batches if not batch.soft], joined=joined)
         count = int(group.max(initial=-1)) + 1
-        classes = _eliminate(_distinct(rows), count)
-        solution = Solution(group, sign, classes, np.zeros(classes.shape[1]))
+        final = back_substitute(eliminate(_rows(_distinct(rows))))
+        column = _renumbered(count, final)
+        exact = {number: {int(column[free]): value for free, value in row.items()} for number, row in final.items()}
+        size = count - len(final)
+        classes = _class_matrix(column, exact, size)
+        solution = Solution(group, sign, classes, np.zeros(size), exact)
         soft = [batch for batch in self.batches if batch.soft]
         return _with_soft(solution, soft) if soft else solution
 
@@ -164,18 +188,18 @@ class LinearSystem:
             ones = reduced.indptr[:-1][length == 1]
             twos = reduced.indptr[:-1][length == 2]
             a, b = reduced.data[twos], reduced.data[twos + 1]
-            found = ones.size
+            result = ones.size
             zero = stands[1 + reduced.indices[ones]]
             self.sets.join(zero, np.zeros_like(zero), 1)
             for sign_of_pair in (1, -1):
                 chosen = twos[a == -sign_of_pair * b]
-                found += chosen.size
+                result += chosen.size
                 left, right = (stands[1 + reduced.indices[chosen + n]] for n in (0, 1))
                 torn = self.sets.join(left, right, sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
             if joined:
-                found += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
-            if not found:
+                result += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
+            if not result:
                 return group, sign, reduced
             rest = np.zeros(count, dtype=bool)
             rest[length > 1] = True
@@ -193,8 +217,8 @@ class LinearSystem:
             rows: All equations, their variables in ascending order.
             starts: Where in them the equations of three terms begin.
         """
-        place = starts[:, None] + np.arange(3)
-        weights, variables = rows.data[place], rows.indices[place].astype(np.int64)
+        index = starts[:, None] + np.arange(3)
+        weights, variables = rows.data[index], rows.indices[index].astype(np.int64)
         plain = np.flatnonzero((np.abs(weights) == np.abs(weights[:, :1])).all(1))
         signs, variables = np.sign(weights[plain]), variables[plain]
         result = 0
@@ -210,8 +234,8 @@ class LinearSystem:
             for sign_of_pair, chosen in ((1, same & (left != right)), (-1, ~same)):
                 pairs = np.unique(left[chosen] * rows.shape[1] + right[chosen])
                 result += pairs.size
-                one, other = np.divmod(pairs, rows.shape[1])
-                torn = self.sets.join(stands[1 + one], stands[1 + other], sign_of_pair)
+                item, other = np.divmod(pairs, rows.shape[1])
+                torn = self.sets.join(stands[1 + item], stands[1 + other], sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
         return result
 
@@ -225,9 +249,9 @@ def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, in
     for batch in batches:
         scale = lcm(*(weight.denominator for weight in batch.weights))
         size = batch.atoms[0].size
-        place = np.arange(start, start + size)
+        index = np.arange(start, start + size)
         for weight, atoms in zip(batch.weights, batch.atoms, strict=True):
-            rows.append(place)
+            rows.append(index)
             columns.append(atoms)
             values.append(np.full(size, int(weight * scale), dtype=np.int64))
         start += size
@@ -258,105 +282,44 @@ def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
     """Return each equation once, up to a factor."""
     rows.sort_indices()
     lengths = np.diff(rows.indptr)
-    kept = []
+    numbers_of_first = []
     for length in np.unique(lengths[lengths > 0]):
         numbers = np.flatnonzero(lengths == length)
-        place = rows.indptr[numbers][:, None] + np.arange(length)
-        values = rows.data[place]
+        index = rows.indptr[numbers][:, None] + np.arange(length)
+        values = rows.data[index]
         values //= np.gcd.reduce(values, axis=1)[:, None] * np.sign(values[:, :1])
-        _, first = np.unique(np.concatenate([rows.indices[place], values], axis=1), axis=0, return_index=True)
-        kept.append(numbers[first])
-    return rows[np.sort(np.concatenate(kept))] if kept else rows[:0]
+        _, first = np.unique(np.concatenate([rows.indices[index], values], axis=1), axis=0, return_index=True)
+        numbers_of_first.append(numbers[first])
+    return rows[np.sort(np.concatenate(numbers_of_first))] if numbers_of_first else rows[:0]
 
 
-def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
-    """Return every variable as a combination of free ones, for integer equations of any length."""
-    pending: dict[int, Equation] = {}
-    uses: dict[int, set[int]] = {}
-    for number in range(rows.shape[0]):
-        start, stop = rows.indptr[number], rows.indptr[number + 1]
-        row: Equation = dict(zip(rows.indices[start:stop].tolist(), rows.data[start:stop].tolist(), strict=True))
-        if row:
-            pending[number] = row
-            for variable in row:
-                uses.setdefault(variable, set()).add(number)
-    solved: list[tuple[int, Equation]] = []
-    lonely = [variable for variable, where in uses.items() if len(where) == 1]
-    shortest = [(len(row), number) for number, row in pending.items()]
-    heapify(shortest)
-    while pending:
-        if lonely:
-            variable = lonely.pop()
-            where = uses.get(variable, set())
-            if len(where) != 1:
-                continue
-            number = next(iter(where))
-        else:
-            size, number = heappop(shortest)
-            if len(pending.get(number, ())) != size:
-                # It has changed since, and was put in again.
-                continue
-            variable = min(pending[number], key=lambda v: (len(uses[v]), -v))
-        row = pending.pop(number)
-        for other in row:
-            uses[other].discard(number)
-        pivot = row.pop(variable)
-        expression = _divided(row, -pivot)
-        solved.append((variable, expression))
-        for target in list(uses[variable]):
-            equation = pending[target]
-            factor = equation.pop(variable)
-            uses[variable].discard(target)
-            for other, value in expression.items():
-                total = equation.get(other, 0) + factor * value
-                if total:
-                    equation[other] = total
-                    uses[other].add(target)
-                else:
-                    equation.pop(other, None)
-                    uses[other].discard(target)
-            if equation:
-                heappush(shortest, (len(equation), target))
-            else:
-                del pending[target]
-        lonely += [other for other in expression if len(uses[other]) == 1]
-    return _back_substitute(variables, solved)
+def _rows(matrix: sparse.csr_matrix) -> list[Row]:
+    """Return the rows of an integer matrix as mappings."""
+    indices, data, starts = matrix.indices.tolist(), matrix.data.tolist(), matrix.indptr.tolist()
+    return [dict(zip(indices[a:b], data[a:b], strict=True)) for a, b in pairwise(starts)]
 
 
-def _divided(row: Equation, by: Exact) -> Equation:
-    """Return a row over a number that is not zero."""
-    if by == 1:
-        return row
-    if by == -1:
-        return {variable: -value for variable, value in row.items()}
-    return {variable: _whole(Fraction(value) / by) for variable, value in row.items()}
+def _renumbered(count: int, gone: Iterable[int]) -> np.ndarray:
+    """Return new numbers for 0 … count − 1 without those that are gone, which get −1."""
+    free = np.ones(count, dtype=bool)
+    free[list(gone)] = False
+    return np.where(free, np.cumsum(free) - 1, -1)
 
 
-def _whole(number: Fraction) -> Exact:
-    return number.numerator if number.denominator == 1 else number
+def _class_matrix(column: np.ndarray, exact: Mapping[int, Row], size: int) -> sparse.csr_matrix:
+    """Return all classes as rows over `size` free numbers, in float64.
 
-
-def _back_substitute(variables: int, solved: list[tuple[int, Equation]]) -> sparse.csr_matrix:
-    """Return every variable over the free ones, which are all that were not solved for."""
-    pivots = {variable for variable, _ in solved}
-    free = np.ones(variables, dtype=bool)
-    free[list(pivots)] = False
-    column = np.cumsum(free) - 1
-    final: dict[int, Equation] = {}
-    for variable, expression in reversed(solved):
-        total: Equation = {}
-        for other, value in expression.items():
-            for target, weight in final[other].items() if other in pivots else ((int(column[other]), 1),):
-                total[target] = total.get(target, 0) + value * weight
-        final[variable] = {target: weight for target, weight in total.items() if weight}
-    count = int(free.sum())
-    rows = np.concatenate(
-        [np.flatnonzero(free), np.repeat(np.array(list(final), dtype=np.int64), [len(row) for row in final.values()])]
-    )
-    columns = [*range(count), *(target for row in final.values() for target in row)] if final else np.arange(count)
-    weights = [float(weight) for row in final.values() for weight in row.values()]
-    values = np.concatenate([np.ones(count), np.array(weights, dtype=np.float64)])
-    return sparse.coo_matrix((values, (rows, np.asarray(columns, dtype=np.int64))), (variables, count)).tocsr()
+    Args:
+        column: The free number that a class is, or −1 where `exact` has its row.
+        exact: The rows of all other classes.
+        size: How many free numbers there are.
+    """
+    units = np.flatnonzero(column >= 0)
+    numbers = np.repeat(np.array(list(exact), dtype=np.int64), [len(row) for row in exact.values()])
+    columns = np.array([free for row in exact.values() for free in row], dtype=np.int64)
+    values = np.array([float(value) for row in exact.values() for value in row.values()], dtype=np.float64)
+    where = (np.concatenate([units, numbers]), np.concatenate([column[units], columns]))
+    return sparse.coo_matrix((np.concatenate([np.ones(units.size), values]), where), (column.size, size)).tocsr()
 
 
 def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
@@ -365,63 +328,63 @@ def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
     In coordinates of the free numbers the soft equations are eliminated one by one; each pivot becomes a solution up to
     the ε of the equation, and the others are corrected so that they solve all of them.
     """
-    expand = solution.classes
+    count, size = solution.classes.shape
+    soft = np.zeros(size)
+    echelon = Echelon()
+    equations = _soft_equations(solution, batches)
+    for row, epsilon in sorted(equations, key=lambda item: len(item[0])):
+        pivot = echelon.add(row, max)
+        if pivot is not None:
+            soft[pivot] = epsilon
+    # A soft solution violates every soft equation its column occurs in: its ε is the largest of them.
+    for row, epsilon in equations:
+        for number in row:
+            if number in echelon.expressions:
+                soft[number] = max(soft[number], epsilon)
+    # Solutions of all equations come first, numbered as before without the pivots; the soft ones follow.
+    chosen = sorted(echelon.expressions)
+    column = _renumbered(size, chosen)
+    corrected = back_substitute(list(echelon.expressions.items()))
+    place_of = {number: size - len(chosen) + position for position, number in enumerate(chosen)}
+
+    def moved(row: Row) -> Row:
+        total: Row = {}
+        for number, value in row.items():
+            # A pivot moves by itself, up to ε, and by the exact solutions that correct the others.
+            parts = {int(column[free]): weight for free, weight in corrected.get(number, {}).items()}
+            parts |= {place_of[number]: 1} if number in place_of else {int(column[number]): 1}
+            for target, weight in parts.items():
+                total[target] = total.get(target, 0) + value * weight
+        return {target: weight for target, weight in total.items() if weight}
+
+    exact = {number: moved(row) for number, row in solution.exact.items()}
+    units = np.full(count, -1, dtype=np.int64)
+    single = np.setdiff1d(np.arange(count), np.array(list(solution.exact), dtype=np.int64), assume_unique=True)
+    free = solution.classes.indices[solution.classes.indptr[single]]
+    units[single] = column[free]
+    exact |= {int(number): moved({int(z): 1}) for number, z in zip(single, free, strict=True) if column[z] < 0}
+    flags = np.concatenate([np.zeros(size - len(chosen)), soft[chosen]])
+    return Solution(solution.group, solution.sign, _class_matrix(units, exact, size), flags, exact)
+
+
+def _soft_equations(solution: Solution, batches: Sequence[Equations]) -> list[tuple[Row, float]]:
+    """Return the soft equations in free numbers, each once up to a factor, with the largest ε it was made with."""
     rows, atoms, values, count = _written(batches)
     epsilon = np.concatenate([np.full(batch.atoms[0].size, batch.soft) for batch in batches])
     live = solution.group[atoms] >= 0
-    rows, atoms, values = rows[live], atoms[live], values[live].astype(np.float64)
-    equations = sparse.coo_matrix(
-        (values * solution.sign[atoms], (rows, solution.group[atoms])), (count, expand.shape[0])
+    rows, atoms, values = rows[live], atoms[live], values[live]
+    over_classes = sparse.coo_matrix(
+        (values * solution.sign[atoms], (rows, solution.group[atoms])), (count, solution.classes.shape[0])
     ).tocsr()
-    reduced = (equations @ expand).tocsr()
-    reduced.data = np.round(reduced.data * 5040) / 5040
-    reduced.eliminate_zeros()
-    kept: dict[bytes, tuple[Equation, float]] = {}
-    for number in np.flatnonzero(np.diff(reduced.indptr)):
-        start, stop = reduced.indptr[number], reduced.indptr[number + 1]
-        indices, data = reduced.indices[start:stop], reduced.data[start:stop]
-        order = np.argsort(indices)
-        indices, data = indices[order], data[order] / data[order][0]
-        key = indices.tobytes() + data.tobytes()
-        former = kept.get(key)
-        if former is None:
-            row = {
-                int(v): _whole(Fraction(float(c)).limit_denominator(5040)) for v, c in zip(indices, data, strict=True)
-            }
-            kept[key] = (row, float(epsilon[number]))
-        elif former[1] < epsilon[number]:
-            kept[key] = (former[0], float(epsilon[number]))
-    size = expand.shape[1]
-    soft = np.zeros(size)
-    solved: list[tuple[int, Equation]] = []
-    pending = sorted(kept.values(), key=lambda item: len(item[0]))
-    pivots: dict[int, Equation] = {}
-    for row, eps in pending:
-        row = dict(row)
-        while any(v in pivots for v in row):
-            variable = next(v for v in row if v in pivots)
-            factor = row.pop(variable)
-            for other, value in pivots[variable].items():
-                total = row.get(other, 0) + factor * value
-                if total:
-                    row[other] = total
-                else:
-                    row.pop(other, None)
-        if not row:
-            continue
-        variable = max(row)
-        pivot = row.pop(variable)
-        pivots[variable] = _divided(row, -pivot)
-        solved.append((variable, pivots[variable]))
-        soft[variable] = eps
-    # A soft solution violates every soft equation its column occurs in: its ε is the largest of them.
-    if pivots:
-        occurs = reduced.tocsc()
-        for variable in pivots:
-            rows_of = occurs.indices[occurs.indptr[variable] : occurs.indptr[variable + 1]]
-            soft[variable] = max(soft[variable], float(epsilon[rows_of].max(initial=0.0)))
-    corrected = _back_substitute(size, solved)
-    chosen = sorted(pivots)
-    merged = sparse.hstack([expand @ corrected, expand[:, chosen]]).tocsr()
-    flags = np.concatenate([np.zeros(size - len(chosen)), soft[chosen]])
-    return Solution(solution.group, solution.sign, merged, flags)
+    result: dict[tuple[tuple[int, Exact], ...], float] = {}
+    for equation, limit in zip(_rows(over_classes), epsilon.tolist(), strict=True):
+        row: Row = {}
+        for number, weight in equation.items():
+            for free, value in solution.exact_row(number).items():
+                row[free] = row.get(free, 0) + weight * value
+        terms = sorted((free, value) for free, value in row.items() if value)
+        if terms:
+            first = Fraction(terms[0][1])
+            key = tuple((free, simplest(value / first)) for free, value in terms)
+            result[key] = max(result.get(key, 0.0), limit)
+    return [(dict(key), limit) for key, limit in result.items()]

@@ -31,14 +31,15 @@ class Translations:
         for family in space.families():
             try:
                 legs = tuple(
-                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), simple(weight))
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), simple(float(weight)))
                     for unit, weight in family
                 )
             except UnviewableError as problem:
                 self.unviewable.append(str(problem))
                 continue
             parts = [
-                LegPart(self.regions[unit.region], unit.field, simple(weight), unit.places) for unit, weight in family
+                LegPart(self.regions[unit.region], unit.field, simple(float(weight)), unit.places)
+                for unit, weight in family
             ]
             result.append(FoundSymmetry(Translation(), legs, parts).signed())
         for alike in space.rest():
@@ -47,9 +48,9 @@ class Translations:
                 result.append(together)
                 continue
             for places, weights in alike:
-                found = self._irregular(space, places, weights)
-                if found is not None:
-                    result.append(found)
+                symmetries = self._irregular(space, places, weights)
+                if symmetries is not None:
+                    result.append(symmetries)
         return result
 
     def _row_sums(self, space: ShiftSpace) -> list[FoundSymmetry]:
@@ -58,20 +59,20 @@ class Translations:
         for number, region in enumerate(self.regions):
             wide = {d for d, chosen in enumerate(region.sets) if chosen.size > 1}
             for sums in row_sums(region, self.shifts):
-                whole = space.sums_along(number, sums.axis)
-                if whole is not None and sums.everywhere:
+                sum_space = space.sums_along(number, sums.axis)
+                if sum_space is not None and sums.everywhere:
                     if len(sums.ranges) == 1:
                         continue
-                    space.take(whole)
-                place = next(n for n, one in enumerate(region.type.shifts) if set(one.dims) == wide - {sums.axis})
-                columns = np.arange(region.type.shifts[place].atoms.size)[:, None]
+                    space.take(sum_space)
+                index = next(n for n, shift in enumerate(region.type.shifts) if set(shift.dims) == wide - {sums.axis})
+                columns = np.arange(region.type.shifts[index].atoms.size)[:, None]
                 for first, last in sums.ranges:
                     try:
                         view = columns_view(region, [sums.axis], (sums.axis, first, last))
                     except UnviewableError as problem:
                         self.unviewable.append(str(problem))
                         continue
-                    result.append(FoundSymmetry(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
+                    result.append(FoundSymmetry(Translation(), (Leg(view),), [LegPart(region, index, 1, columns)]))
         return result
 
     def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> FoundSymmetry | None:
@@ -82,13 +83,13 @@ class Translations:
             return None
         for row, weight in zip(rows, alike[0][1].tolist(), strict=True):
             number = int(np.searchsorted(space.starts, row[0], side="right")) - 1
-            region_number, index, one = space.fields[number]
+            region_number, index, shift = space.fields[number]
             region = self.regions[region_number]
             sizes = [axis.size for axis in region.sets]
-            if set(one.dims) != {dim for dim, size in enumerate(sizes) if size > 1}:
+            if set(shift.dims) != {dim for dim, size in enumerate(sizes) if size > 1}:
                 return None
             try:
-                view = entries_view(region, one.dims, row - space.starts[number])
+                view = entries_view(region, shift.dims, row - space.starts[number])
             except UnviewableError:
                 return None
             legs.append(Leg(view, simple(weight)))
@@ -99,19 +100,19 @@ class Translations:
         """Return a number that is added, with weights, to a list of entries of parameters."""
         legs, parts = [], []
         for number, start, stop in space.spans():
-            mine = (rows >= start) & (rows < stop)
-            region_number, index, one = space.fields[number]
+            inside = (rows >= start) & (rows < stop)
+            region_number, index, shift = space.fields[number]
             region = self.regions[region_number]
             sizes = [axis.size for axis in region.sets]
             dims = [d for d, size in enumerate(sizes) if size > 1]
-            for rounded in np.unique(np.round(weights[mine], 9)):
-                alike = np.isclose(weights[mine], rounded)
+            for rounded in np.unique(np.round(weights[inside], 9)):
+                alike = np.isclose(weights[inside], rounded)
                 # Rounding groups entries; the coefficient itself must hold in float64.
-                weight = weights[mine][alike][0]
-                chosen = rows[mine][alike] - start
-                mask = np.zeros([sizes[d] for d in one.dims], dtype=bool)
+                weight = weights[inside][alike][0]
+                chosen = rows[inside][alike] - start
+                mask = np.zeros([sizes[d] for d in shift.dims], dtype=bool)
                 mask.reshape(-1)[chosen] = True
-                full = mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))]
+                full = mask[tuple(slice(None) if d in shift.dims else None for d in range(len(sizes)))]
                 flat = np.flatnonzero(np.broadcast_to(full, sizes).reshape([sizes[d] for d in dims]))
                 try:
                     view = rows_view(region, dims, flat)

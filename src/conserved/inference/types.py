@@ -66,8 +66,8 @@ class Field:
 
     def touches(self, dims: Iterable[int]) -> bool:
         """Return whether the motion can differ along one of these axes."""
-        mine = self.occupied
-        return any(dim in mine for dim in dims)
+        own = self.occupied
+        return any(dim in own for dim in dims)
 
     @property
     def occupied(self) -> set[int]:
@@ -150,25 +150,25 @@ def distinct(atoms: Atoms) -> Atoms:
 
 def tidy(dims: Sequence[int], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
     """Return a field without axes of size one, its axes in ascending order."""
-    kept = [place for place, _ in enumerate(dims) if array.shape[leading + place] != 1]
-    array = array.reshape(array.shape[:leading] + tuple(array.shape[leading + place] for place in kept))
-    dims = [dims[place] for place in kept]
+    remaining = [index for index, _ in enumerate(dims) if array.shape[leading + index] != 1]
+    array = array.reshape(array.shape[:leading] + tuple(array.shape[leading + index] for index in remaining))
+    dims = [dims[index] for index in remaining]
     order = sorted(range(len(dims)), key=dims.__getitem__)
     if order != list(range(len(order))):
-        array = array.transpose(tuple(range(leading)) + tuple(leading + place for place in order))
+        array = array.transpose(tuple(range(leading)) + tuple(leading + index for index in order))
     return tuple(sorted(dims)), array
 
 
 def without_constant_axes(dims: tuple[int, ...], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
     """Return a field without the axes along which it does not change."""
-    kept = list(dims)
+    remaining = list(dims)
     for dim in dims:
-        axis = leading + kept.index(dim)
+        axis = leading + remaining.index(dim)
         first = np.take(array, [0], axis)
         if bool((array == first).all()):
             array = np.asarray(np.take(array, 0, axis))
-            kept.remove(dim)
-    return tuple(kept), array
+            remaining.remove(dim)
+    return tuple(remaining), array
 
 
 def spread(field: Field, dims: Sequence[int], shape: Sequence[int], virtual: Sequence[Virtual] = ()) -> Atoms:
@@ -178,7 +178,7 @@ def spread(field: Field, dims: Sequence[int], shape: Sequence[int], virtual: Seq
     index: list[slice | None] = []
     order: list[int] = []
     for axis in virtual:
-        match = next((n for n, mine in enumerate(field.virtual) if mine.same(axis)), None)
+        match = next((n for n, own_axis in enumerate(field.virtual) if own_axis.same(axis)), None)
         index.append(None if match is None else slice(None))
         if match is not None:
             order.append(match)

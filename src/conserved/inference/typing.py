@@ -68,13 +68,13 @@ def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool 
         _step(typing, program.operations[number], shared)
     engine.origin = len(program.operations)
     for value in program.read:
-        found = known.get(value, FIXED)
-        if isinstance(found, Type):
-            engine.zero(found)
+        result = known.get(value, FIXED)
+        if isinstance(result, Type):
+            engine.zero(result)
     for value in program.outputs:
-        found = known.get(value, FIXED)
+        result = known.get(value, FIXED)
         step = Step(engine, program, Operation("output", (), {}, [], "", ""), known, typing.deferred)
-        type_ = step.type(ValueRef(value)) if isinstance(found, ReadPart) else found
+        type_ = step.type(ValueRef(value)) if isinstance(result, ReadPart) else result
         known[value] = type_
         if not judged:
             continue
@@ -99,10 +99,10 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     name = base_name(operation.name)
     if name not in _KEEPS_STRANDS:
         for number in inputs:
-            one = known.get(number)
-            found = known_type(typing.engine, one) if isinstance(one, ReadPart) else one
-            if found is not None:
-                typing.engine.let_go(found)
+            known_input = known.get(number)
+            result = known_type(typing.engine, known_input) if isinstance(known_input, ReadPart) else known_input
+            if result is not None:
+                typing.engine.let_go(result)
     if operation.results and operation.results[0] in typing.deferred:
         return
     rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
@@ -112,7 +112,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         before = [known.get(n) for n in inputs]
         # A state may start as the number zero, which scales with everything: so does its product with a decay.
         times_zero = name == "aten::mul" and any(_is_zero(argument) for argument in operation.args)
-        if not times_zero and not any(isinstance(one, Type) and (one.zero or one.centred) for one in before):
+        if not times_zero and not any(
+            isinstance(known_input, Type) and (known_input.zero or known_input.centred) for known_input in before
+        ):
             return
     if operation.stopped and moving:
         typing.stopped.append(typing.engine.origin)
@@ -200,7 +202,7 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
         for value in operation.inputs():
             users.setdefault(value, []).append(base_name(operation.name))
     outputs = set(program.outputs)
-    found = {}
+    products = {}
     for number in typing.live:
         operation = program.operations[number]
         if (
@@ -223,8 +225,8 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
                 program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right)
             )
         ):
-            found[result] = (left, right)
-    return found
+            products[result] = (left, right)
+    return products
 
 
 def _is_zero(argument: Any) -> bool:
@@ -241,12 +243,12 @@ def _live(program: CapturedProgram) -> list[int]:
     needed = set(program.outputs)
     # A number that Python reads out of a tensor may decide anything: it must not move.
     needed.update(value for value in program.read if program.values[value].dtype.is_floating_point)
-    found = []
+    operations = []
     for number in range(len(program.operations) - 1, -1, -1):
         operation = program.operations[number]
         if needed.isdisjoint(operation.results):
             continue
-        found.append(number)
+        operations.append(number)
         if (
             base_name(operation.name) == "aten::div"
             and len(operation.args) > 1
@@ -257,4 +259,4 @@ def _live(program: CapturedProgram) -> list[int]:
             dtype = program.values[value].dtype
             if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
                 needed.add(value)
-    return found[::-1]
+    return operations[::-1]

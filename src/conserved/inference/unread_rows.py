@@ -44,10 +44,10 @@ def _extended(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int,
         return leg
     dim, rows = cut[view.parameter]
     axes = _grid_axes(view, dim)
-    kept = [axis for axis in axes if not isinstance(view.pick[axis], int)]
-    if len(kept) != 1 or _rows(view, axes) != rows:
+    sliced = [axis for axis in axes if not isinstance(view.pick[axis], int)]
+    if len(sliced) != 1 or _rows(view, axes) != rows:
         return leg
-    faced = kept[0] in view.axes
+    faced = sliced[0] in view.axes
     # Columns may be added to what a group acts on, and rows to what is summed over them.
     if symmetry.kind.linear != faced and symmetry.kind.shared != "nothing":
         return leg
@@ -55,8 +55,8 @@ def _extended(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int,
     grid = (*view.grid[:first], view.shape[dim], *view.grid[first + count :])
     pick = (*view.pick[:first], None, *view.pick[first + count :])
     moved = {axis: axis if axis < first else max(first, axis - count + 1) for axis in view.axes}
-    whole = replace(view, grid=grid, pick=pick, axes=tuple(moved[axis] for axis in view.axes))
-    return replace(leg, view=whole)
+    extended = replace(view, grid=grid, pick=pick, axes=tuple(moved[axis] for axis in view.axes))
+    return replace(leg, view=extended)
 
 
 def _rows(view: View, axes: list[int]) -> tuple[int, int] | None:

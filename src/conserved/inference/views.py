@@ -51,7 +51,7 @@ class Grid:
         """Return the view that faces some axes of the parameter."""
         grid = [size for part in self.grid for size in part]
         flat = enumerate(pick for part in self.picks for pick in part)
-        picks: dict[int, Pick] = {place: pick for place, pick in flat if pick is not None}
+        picks: dict[int, Pick] = {index: pick for index, pick in flat if pick is not None}
         if not faced:
             raise UnviewableError(f"{self.name} has no axis that is left to act on")
         return View.of(
@@ -163,7 +163,7 @@ def columns_of(grid: Grid, faced: Sequence[int]) -> View:
     if axes:
         return grid.view(axes)
     picks: dict[int, Pick] = {
-        1 + place: pick for place, pick in enumerate(p for part in grid.picks for p in part) if pick is not None
+        1 + index: pick for index, pick in enumerate(p for part in grid.picks for p in part) if pick is not None
     }
     sizes = [size for part in grid.grid for size in part]
     return View.of(grid.name, grid.shape, grid=(1, *sizes), axes=(0,), pick=picks, offset=grid.offset)

@@ -29,16 +29,16 @@ class BadConfigError(InvalidInputError, ValueError):
     """A config cannot be used; the message says what to do."""
 
 
-def is_config_file(place: str) -> bool:
+def is_config_file(name: str) -> bool:
     """Return whether a name is that of a config.json, or of a folder with one."""
-    path = Path(place)
+    path = Path(name)
     return path.suffix == ".json" or (path / "config.json").is_file()
 
 
-def from_file(place: str, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module:
+def from_file(name: str, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module:
     """Return the model that a local config.json describes, with some of its entries replaced."""
     library: Any = require("transformers", _WHY)
-    path = Path(place)
+    path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise BadConfigError(f"There is no file {path}.")
@@ -51,54 +51,52 @@ def from_file(place: str, options: Mapping[str, Any], *, empty: bool = True) -> 
     return _built(library, _changed(config, options, config.to_diff_dict()), empty=empty)
 
 
-def pretrained(place: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
+def pretrained(path: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
     """A model with its weights from a local folder, and texts as its tokenizer in the same folder writes them."""
     library: Any = require("transformers", "Loading a model from a folder")
     try:
-        config = library.AutoConfig.from_pretrained(place, local_files_only=True)
+        config = library.AutoConfig.from_pretrained(path, local_files_only=True)
         named = [getattr(library, name) for name in config.architectures or () if hasattr(library, name)]
         cls = named[0] if named else library.AutoModel
         # Weights are read from safetensors alone: nothing is unpickled.
-        model: nn.Module = cls.from_pretrained(place, local_files_only=True, use_safetensors=True)
+        model: nn.Module = cls.from_pretrained(path, local_files_only=True, use_safetensors=True)
         if not texts:
             return model.eval(), None
-        tokenizer = library.AutoTokenizer.from_pretrained(place, local_files_only=True)
+        tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
         if len(texts) > 1 and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         return model.eval(), tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt")
     except (ValueError, OSError, KeyError) as problem:
-        raise BadConfigError(f"{place} does not hold a model that can be loaded: {problem}") from problem
+        raise BadConfigError(f"{path} does not hold a model that can be loaded: {problem}") from problem
 
 
-def tokenized(place: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
+def tokenized(path: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
     """Texts as the tokenizer in a local folder writes them, each by itself, so that no padding is in between."""
     library: Any = require("transformers", "Reading text with a tokenizer")
     try:
-        tokenizer = library.AutoTokenizer.from_pretrained(place, local_files_only=True)
-        longest = getattr(
-            library.AutoConfig.from_pretrained(place, local_files_only=True), "max_position_embeddings", 0
-        )
+        tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        longest = getattr(library.AutoConfig.from_pretrained(path, local_files_only=True), "max_position_embeddings", 0)
         limit = min(limit, int(tokenizer.model_max_length), int(longest or limit))
         return [dict(tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")) for text in texts]
     except (ValueError, OSError, KeyError) as problem:
-        raise BadConfigError(f"{place} holds no tokenizer that can be loaded: {problem}") from problem
+        raise BadConfigError(f"{path} holds no tokenizer that can be loaded: {problem}") from problem
 
 
-def has_weights(place: str) -> bool:
+def has_weights(path: str) -> bool:
     """Return whether a folder holds weights in safetensors beside a config."""
-    return is_config_file(place) and any(Path(place).glob("*.safetensors"))
+    return is_config_file(path) and any(Path(path).glob("*.safetensors"))
 
 
-def from_class(found: Any, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module | None:
+def from_class(model_class: Any, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module | None:
     """Return the model of a config class or of a model class of transformers; None if `found` is neither."""
     library: Any = require("transformers", _WHY)
-    if not isinstance(found, type):
+    if not isinstance(model_class, type):
         return None
-    if issubclass(found, library.PreTrainedConfig):
-        return _built(library, _changed(found(), options, {}), empty=empty)
-    config_class = getattr(found, "config_class", None)
-    if issubclass(found, library.PreTrainedModel) and isinstance(config_class, type):
-        return _made(found, _changed(config_class(), options, {}), empty=empty)
+    if issubclass(model_class, library.PreTrainedConfig):
+        return _built(library, _changed(model_class(), options, {}), empty=empty)
+    config_class = getattr(model_class, "config_class", None)
+    if issubclass(model_class, library.PreTrainedModel) and isinstance(config_class, type):
+        return _made(model_class, _changed(config_class(), options, {}), empty=empty)
     return None
 
 

@@ -58,10 +58,12 @@ class Coverage(float):
         lines: list[tuple[str, int, int]] = []
 
         def visit(prefix: str, depth: int, name: str) -> None:
-            mine = [p for p in self.trained if p == prefix or p.startswith(f"{prefix}.") or not prefix]
-            lines.append(("  " * depth + name, sum(self.spanned[p] for p in mine), sum(self.trained[p] for p in mine)))
+            below = [p for p in self.trained if p == prefix or p.startswith(f"{prefix}.") or not prefix]
+            lines.append(
+                ("  " * depth + name, sum(self.spanned[p] for p in below), sum(self.trained[p] for p in below))
+            )
             start = f"{prefix}." if prefix else ""
-            for child in dict.fromkeys(p[len(start) :].split(".")[0] for p in mine if p != prefix):
+            for child in dict.fromkeys(p[len(start) :].split(".")[0] for p in below if p != prefix):
                 visit(f"{start}{child}", depth + 1, child)
 
         visit("", 0, "model")

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from conserved._torch_compat import foreach_norm
 from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.rank_agreement import confirm_together
@@ -201,7 +202,7 @@ class PendingBalance:
                 names=names,
                 lengths=long,
                 samples=tuple(part.numel() for part in samples),
-                least={place: _least(parameter, gradients) for place, parameter in plan.linear.items()},
+                least={index: _least(parameter, gradients) for index, parameter in plan.linear.items()},
                 single=any(gradient.dtype != torch.float64 for gradient in gradients.values()),
                 meshes=_meshes(theta),
                 groups=groups,
@@ -237,20 +238,20 @@ class PendingBalance:
             names, lengths = tuple(name for name in names if name not in self.made), lengths[real]
         peak = float(lengths.max(initial=0.0))
         everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
-        for place, share in self.least.items():
-            scales[place] = max(scales[place], share * everything)
+        for index, share in self.least.items():
+            scales[index] = max(scales[index], share * everything)
         tested = scales > 0
         with np.errstate(invalid="ignore"):
             residuals = np.divide(values, scales, out=values.copy(), where=tested)
         # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
         residuals[tested & (values > scales)] = 1.0
-        for place in np.flatnonzero(odd).tolist():
-            symmetry, floor = plan.symmetries[place], self.least.get(place, 0.0) * everything
+        for index in np.flatnonzero(odd).tolist():
+            symmetry, floor = plan.symmetries[index], self.least.get(index, 0.0) * everything
             if gradients is not None:
-                residuals[place], scales[place], tested[place] = reweighed(symmetry, theta, gradients, floor)
+                residuals[index], scales[index], tested[index] = reweighed(symmetry, theta, gradients, floor)
             else:
                 infinite = not all(isfinite(norm_of.get(name, 0.0)) for name in symmetry.parameters)
-                residuals[place], tested[place] = (nan if infinite else 0.0), infinite
+                residuals[index], tested[index] = (nan if infinite else 0.0), infinite
         seen = observed_precision(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
         if self.meshes:
             agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
@@ -293,11 +294,11 @@ def _suspects(
     is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
     """
     odd = odd.copy()
-    for place in np.flatnonzero(odd).tolist():
-        if scales[place] != 0 or not np.isfinite(values[place]):
+    for index in np.flatnonzero(odd).tolist():
+        if scales[index] != 0 or not np.isfinite(values[index]):
             continue
-        sizes = [norms.get(name, 0.0) for name in symmetries[place].parameters]
-        odd[place] = max(sizes) > 0 and (min(sizes) == 0 or not max(sizes) > _FAINT)
+        sizes = [norms.get(name, 0.0) for name in symmetries[index].parameters]
+        odd[index] = max(sizes) > 0 and (min(sizes) == 0 or not max(sizes) > _FAINT)
     return odd
 
 
@@ -307,7 +308,7 @@ def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: 
     if not len(odd):
         return lengths
     result = lengths.copy()
-    result[odd] = norms([gradients[names[place]] for place in odd.tolist()])
+    result[odd] = norms([gradients[names[index]] for index in odd.tolist()])
     return result
 
 
@@ -346,7 +347,7 @@ def _norms(gradients: Tensors, device: torch.device) -> tuple[tuple[str, ...], F
         # What torch.nn.utils.clip_grad_norm_ uses; the public form gives the total only.
         precise = torch.promote_types(kind, torch.float32)
         order += names
-        parts.append(torch.stack(torch._foreach_norm([_dense(gradients[name]) for name in names], 2, precise)))
+        parts.append(torch.stack(foreach_norm([_dense(gradients[name]) for name in names], 2, precise)))
     # In one order on every process: sharded norms are added up over them.
     for name in [name for name, gradient in gradients.items() if hasattr(gradient, "full_tensor")]:
         order.append(name)
@@ -371,8 +372,8 @@ def _samples(gradients: Tensors, device: torch.device) -> list[Tensor]:
         every = [gradient for gradient in every if gradient.dtype == torch.float32]
     sizes = np.fromiter(map(Tensor.numel, every), np.int64, len(every))
     taken: list[Tensor] = []
-    for place in np.argsort(-sizes, kind="stable")[:_TENSORS].tolist():
-        gradient = every[place]
+    for index in np.argsort(-sizes, kind="stable")[:_TENSORS].tolist():
+        gradient = every[index]
         local: Any = gradient.to_local() if hasattr(gradient, "to_local") else _dense(gradient)
         count = local.numel()
         row = local if local.is_contiguous() else local.reshape(-1)
@@ -383,14 +384,14 @@ def _samples(gradients: Tensors, device: torch.device) -> list[Tensor]:
 
 def _meshes(tensors: Tensors) -> list[Any]:
     """Return the meshes of processes over which parameters are sharded, each once."""
-    found: dict[Any, Any] = {}
+    meshes: dict[Any, Any] = {}
     if {*map(type, tensors.values())} <= {Tensor, nn.Parameter}:
         return []
     for tensor in tensors.values():
         mesh: Any = getattr(tensor, "device_mesh", None)
         if mesh is not None:
-            found.setdefault(id(mesh), mesh)
-    return list(found.values())
+            meshes.setdefault(id(mesh), mesh)
+    return list(meshes.values())
 
 
 def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
@@ -423,9 +424,9 @@ def _worst(
     reported = np.where(tested, np.nan_to_num(residuals, nan=np.inf), -1.0)
     numbers = np.concatenate(([float(precision)], reported, own.astype(float)))
     every = group.gather(torch.tensor(numbers, dtype=torch.float64, device=device)).cpu().numpy()
-    found, holders = np.split(every[:, 1:], 2, axis=1)
-    first = found.argmax(0)
-    largest = found.max(0)
+    maxima, holders = np.split(every[:, 1:], 2, axis=1)
+    first = maxima.argmax(0)
+    largest = maxima.max(0)
     places = np.arange(len(residuals))
     chosen = np.where(np.isinf(largest), np.nan, np.where(largest < 0, residuals, largest))
     return int(every[:, 0].max()), chosen, largest >= 0, holders[first, places].astype(np.int64)
@@ -449,9 +450,9 @@ def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype |
         row[: len(sample)] = sample
     np.abs(table, out=table)
     table[~np.isfinite(table)] = 0
-    found = _grains(table)
-    coarse = [precision for precision in found if precision is not None]
-    if not coarse or 2 * len(coarse) < len(found):
+    grains = _grains(table)
+    coarse = [precision for precision in grains if precision is not None]
+    if not coarse or 2 * len(coarse) < len(grains):
         return None
     return torch.bfloat16 if torch.bfloat16 in coarse else torch.float16
 

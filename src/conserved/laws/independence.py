@@ -33,11 +33,11 @@ def connected(items: Iterable[T], keys: Callable[[T], set[str]]) -> list[list[T]
     """Items in groups that are connected through keys they share."""
     groups: list[tuple[set[str], list[T]]] = []
     for item in items:
-        mine, members = keys(item), [item]
-        for group in [group for group in groups if group[0] & mine]:
+        own, members = keys(item), [item]
+        for group in [group for group in groups if group[0] & own]:
             groups.remove(group)
-            mine, members = mine | group[0], group[1] + members
-        groups.append((mine, members))
+            own, members = own | group[0], group[1] + members
+        groups.append((own, members))
     return [members for _, members in groups]
 
 

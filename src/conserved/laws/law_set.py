@@ -163,9 +163,9 @@ class LawSet:
 
     def with_check(self, check: ProgramCheck) -> LawSet:
         """Return the set without the laws that the check left out; each is named in `dropped`, with the reason."""
-        kept = tuple(symmetry for symmetry in self.symmetries if symmetry.name not in check.left_out)
+        symmetries = tuple(symmetry for symmetry in self.symmetries if symmetry.name not in check.left_out)
         words = tuple(Dropped(name, check.words(name)) for name in check.left_out)
-        return replace(self, symmetries=kept, dropped=(*self.dropped, *words), checked=check)
+        return replace(self, symmetries=symmetries, dropped=(*self.dropped, *words), checked=check)
 
     def explain(self, name: str) -> str:
         """Why the law of this name holds: the operations its space passes through, with modules and lines."""
@@ -511,5 +511,5 @@ class LawSet:
             )
         return given
 
-    def _named(self, found: Sequence[T]) -> dict[str, T]:
-        return dict(zip(self.names, found, strict=True))
+    def _named(self, values: Sequence[T]) -> dict[str, T]:
+        return dict(zip(self.names, values, strict=True))

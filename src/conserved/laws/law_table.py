@@ -94,16 +94,16 @@ def _listing(table: Sequence[LawRow], width: int) -> Iterator[TextLine]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     narrow = sum(widths) + 2 * (len(widths) - 1) > width
     above = ""
-    for place, (where, law, group, copies, numbers) in enumerate(cells):
-        style = "bold" if place == 0 else ""
+    for index, (where, law, group, copies, numbers) in enumerate(cells):
+        style = "bold" if index == 0 else ""
         if narrow and where != above:
             yield TextLine(where, style=style)
             above = where
         first = "" if narrow else f"{where:<{widths[0]}}  "
         line = f"{first}{law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}  {numbers:>{widths[4]}}"
         yield TextLine(line, 4 if narrow else 0, style)
-        if place > 0:
-            row = table[place - 1]
+        if index > 0:
+            row = table[index - 1]
             nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
             yield TextLine(row.formula + nearly, 8 if narrow else 4, "cyan")
 

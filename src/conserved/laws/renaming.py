@@ -54,17 +54,17 @@ def laws_for(laws: LawSet, parameters: Mapping[str, Tensor]) -> LawSet:
         a stage of a pipeline holds some layers, and laws of the others are not its own.
     """
     known = {name for symmetry in laws for name in symmetry.parameters}
-    found = {name: _match(name, parameters) for name in known}
-    kept: list[Symmetry] = []
+    matches = {name: _match(name, parameters) for name in known}
+    transferred: list[Symmetry] = []
     left_out: list[Dropped] = []
     for symmetry in laws:
-        reason = _obstacle(symmetry, found, parameters)
+        reason = _obstacle(symmetry, matches, parameters)
         if reason:
             left_out.append(Dropped(symmetry.name, reason))
         else:
-            kept.append(symmetry)
-    chosen = replace(laws, symmetries=tuple(kept), parameters={}, dropped=(*laws.dropped, *left_out))
-    mapped = rename(chosen, lambda name: found.get(name) or name)
+            transferred.append(symmetry)
+    chosen = replace(laws, symmetries=tuple(transferred), parameters={}, dropped=(*laws.dropped, *left_out))
+    mapped = rename(chosen, lambda name: matches.get(name) or name)
     return replace(mapped, parameters={name: parameters[name] for s in mapped for name in s.parameters})
 
 
@@ -73,21 +73,21 @@ def _match(name: str, parameters: Mapping[str, Tensor]) -> str | None:
     if name in parameters:
         return name
     plain = plain_name(name)
-    alike = [mine for mine in parameters if plain_name(mine) == plain]
-    alike = alike or [mine for mine in parameters if plain_name(mine).endswith(f".{plain}")]
+    alike = [name_here for name_here in parameters if plain_name(name_here) == plain]
+    alike = alike or [name_here for name_here in parameters if plain_name(name_here).endswith(f".{plain}")]
     return alike[0] if len(alike) == 1 else None
 
 
-def _obstacle(symmetry: Symmetry, found: Mapping[str, str | None], parameters: Mapping[str, Tensor]) -> str:
+def _obstacle(symmetry: Symmetry, matches: Mapping[str, str | None], parameters: Mapping[str, Tensor]) -> str:
     """Why a law is not one of this model; empty if it is."""
-    absent = [name for name in symmetry.parameters if found[name] is None]
+    absent = [name for name in symmetry.parameters if matches[name] is None]
     if len(absent) == len(symmetry.parameters):
         return "its parameters are not in this model, as those of another stage"
     if absent:
         return f"it spans {absent[0]}, which is not in this model: a law across stages is not evaluated by one of them"
     for leg in symmetry.legs:
-        mine = parameters[found[leg.view.parameter] or ""]
-        if tuple(mine.shape) != leg.view.shape:
-            shape = tuple(mine.shape)
+        parameter = parameters[matches[leg.view.parameter] or ""]
+        if tuple(parameter.shape) != leg.view.shape:
+            shape = tuple(parameter.shape)
             return f"{leg.view.parameter} has shape {shape} here and {leg.view.shape} where the laws were read"
     return ""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conserved._torch_compat import foreach_norm
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
@@ -45,7 +46,7 @@ def reweighed(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: flo
 def norms(gradients: Sequence[Tensor]) -> list[float]:
     """Return the norms of gradients whose squares may over- or underflow; most are zero, and read once for all."""
     plain = [gradient for gradient in gradients if not hasattr(gradient, "full_tensor") and not gradient.is_sparse]
-    peaks = torch._foreach_norm(plain, float("inf")) if plain else ()
+    peaks = foreach_norm(plain, float("inf")) if plain else ()
     zero = {id(gradient) for gradient, peak in zip(plain, peaks, strict=True) if float(peak) == 0}
     return [0.0 if id(gradient) in zero else _norm(whole(gradient).detach().double()) for gradient in gradients]
 

@@ -24,7 +24,7 @@ def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     result: dict[str, str] = {}
     reach: list[tuple[int, int, str]] = []
     for start, end, name in sorted(placed):
-        reach = [one for one in reach if one[1] > start]
+        reach = [interval for interval in reach if interval[1] > start]
         for *_, other in reach:
             if tensors[other] is not tensors[name] and _share(tensors[other], tensors[name]):
                 result.setdefault(name, other)
@@ -65,8 +65,8 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def memory_of(tensor: Tensor) -> Hashable:
     """Equal for tensors that are the same numbers, whether they are one object or tied through `.data`."""
-    found = _extent(tensor)
-    return (*found, tuple(tensor.shape), tensor.stride(), tensor.dtype) if found else id(tensor)
+    extent = _extent(tensor)
+    return (*extent, tuple(tensor.shape), tensor.stride(), tensor.dtype) if extent else id(tensor)
 
 
 def _extent(tensor: Tensor) -> list[tuple[int, int]]:
@@ -98,8 +98,8 @@ def _filled(tensor: Tensor) -> bool:
 
 
 def _addresses(tensor: Tensor) -> NDArray[np.int64]:
-    found = np.full((1,) * max(tensor.ndim, 1), tensor.data_ptr(), dtype=np.int64)
+    addresses = np.full((1,) * max(tensor.ndim, 1), tensor.data_ptr(), dtype=np.int64)
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         steps = np.arange(size, dtype=np.int64) * stride * tensor.element_size()
-        found = found + steps.reshape([-1 if place == axis else 1 for place in range(tensor.ndim)])
-    return found.ravel()
+        addresses = addresses + steps.reshape([-1 if index == axis else 1 for index in range(tensor.ndim)])
+    return addresses.ravel()

@@ -51,8 +51,8 @@ def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Te
         )
     precision = precision_of(loss)
     reached_by = gradients_of(loss, theta)
-    found = {name: reached_by[name] for name in names}
-    gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
+    verdicts = {name: reached_by[name] for name in names}
+    gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in verdicts.items()}
     balance = laws.balance(gradients)
     beside = overlapping(theta)
     moved_along = {s.name: why for s in laws.symmetries if (why := _not_alone(s, beside)) is not None}
@@ -96,21 +96,21 @@ def _kind(node: Any) -> str:
 
 def precision_of(loss: Float[Tensor, "..."]) -> torch.dtype:
     """Return the coarsest precision of any gradient that flows when `loss` is differentiated."""
-    found = {loss.dtype}
+    dtypes = {loss.dtype}
     for node in _nodes(loss):
         kinds = {part.dtype for part in getattr(node, "_input_metadata", ()) if part is not None}
-        found.update(_REAL.get(kind, kind) for kind in kinds)
+        dtypes.update(_REAL.get(kind, kind) for kind in kinds)
         if _kind(node) in (_COMPILED, _CHECKPOINTED):
-            found.add(torch.float32)
-    return coarsest(*found)
+            dtypes.add(torch.float32)
+    return coarsest(*dtypes)
 
 
 def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
     """Return the gradient of a loss in each parameter, None where it reaches none; `.grad` is left as it was."""
     names = [name for name, parameter in parameters.items() if parameter.requires_grad]
     if not any(_kind(node) == _CHECKPOINTED for node in _nodes(loss)):
-        found = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
-        return dict(zip(names, found, strict=True))
+        gradients = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
+        return dict(zip(names, gradients, strict=True))
     # Reentrant checkpointing refuses autograd.grad: let it accumulate, and put back what was there.
     before = {name: parameters[name].grad for name in names}
     try:
@@ -125,16 +125,16 @@ def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -
 
 def _judged(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
     """Return the same as a verdict."""
-    found = status(residual, limit, tested=tested, nearly=nearly)
+    outcome = status(residual, limit, tested=tested, nearly=nearly)
     if not tested:
         message = f"No gradient reached the parameters of {name}, or all of them are zero."
-        return Verdict(status=found, message=message)
+        return Verdict(status=outcome, message=message)
     message = {
         Status.VERIFIED: f"The gradient identity of {name} holds.",
         Status.INCONCLUSIVE: f"The gradient identity of {name} is further off than √ε, which ε may explain.",
         Status.REFUTED: f"The gradient identity of {name} does not hold.",
-    }[found]
-    return Verdict(status=found, message=message, evidence=(residual_evidence(name, residual, limit),))
+    }[outcome]
+    return Verdict(status=outcome, message=message, evidence=(residual_evidence(name, residual, limit),))
 
 
 def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: int) -> Verdict:

@@ -200,13 +200,16 @@ def _axes_of_checkpoint(model: nn.Module, parameters: Mapping[str, Tensor], name
     """
     wanted = {id(parameters[name]): name for name in names}
     axes: dict[str, int] = {}
+    state = sys.modules.get("megatron.core.parallel_state")
+    data = None if state is None else Boundary(logs=False).attempt("layout", state.get_data_parallel_group)
     for module in model.modules():
         mine = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
         describe = getattr(module, "sharded_state_dict", None)
         if not mine or describe is None:
             continue
         # Another library's code: a module that cannot describe itself is taken at its attributes.
-        described = Boundary(logs=False).attempt("layout", describe, prefix="") or {}
+        more = {"metadata": {"dp_cp_group": data}} if "metadata" in inspect.signature(describe).parameters else {}
+        described = Boundary(logs=False).attempt("layout", describe, prefix="", **more) or {}
         for entry in described.values():
             name = wanted.get(id(getattr(entry, "data", None))) or _same_storage(entry, mine, wanted)
             axis = _cut_axis(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,11 @@ def compare_replicas(
     moved = 0
     groups = layout.replica_groups()
     for group in sorted(groups, key=lambda group: (group.name, group.size)):
-        names = [name for name in groups[group] if name in points and name in gradients]
+        names = [
+            name
+            for name in groups[group]
+            if name in points and name in gradients and _is_replica(gradients[name], points[name], group)
+        ]
         tensors = [("gradient", name, gradients[name]) for name in names]
         tensors += [("parameter", name, points[name]) for name in names]
         device = next((tensor.device for *_, tensor in tensors), torch.device("cpu"))
@@ -93,6 +98,16 @@ def compare_replicas(
                     )
                 )
     return sorted(differing, key=lambda item: (item.what != "gradient", -item.spread)), moved
+
+
+def _is_replica(gradient: Tensor, point: Tensor, group: RankGroup) -> bool:
+    """Return whether a gradient should be alike on a group: one of a DTensor may still be a partial sum there."""
+    placements = getattr(gradient, "placements", None)
+    if placements is None or placements == getattr(point, "placements", None):
+        return True
+    mesh: Any = gradient.device_mesh  # type: ignore[attr-defined]
+    axes = [axis for axis in range(mesh.ndim) if RankGroup.of("", mesh.get_group(axis)) == group]
+    return bool(axes) and all(placements[axis].is_replicate() for axis in axes)
 
 
 def projections(tensor: Tensor, first: int = 0) -> Tensor:

@@ -55,8 +55,8 @@ class Batch:
 def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
     """Return every symmetry in one batch; batches whose legs have the same sizes and strides are together."""
     picks: dict[Hashable, list[int]] = defaultdict(list)
-    for place, symmetry in enumerate(symmetries):
-        picks[_same_but_for_picks(symmetry)].append(place)
+    for index, symmetry in enumerate(symmetries):
+        picks[_same_but_for_picks(symmetry)].append(index)
     shapes: dict[Hashable, list[Batch]] = defaultdict(list)
     for places in picks.values():
         for batch in _batches(symmetries, places):
@@ -86,7 +86,7 @@ def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
     """One batch if the symmetries go through every index of some grid axes in order, else one batch each."""
     degrees = symmetries[places[0]].degrees
     legs: list[BatchLeg] = []
-    for column in zip(*(symmetries[place].legs for place in places), strict=True):
+    for column in zip(*(symmetries[index].legs for index in places), strict=True):
         views = [leg.view for leg in column]
         picks = [view.pick for view in views]
         along = tuple(axis for axis in range(len(picks[0])) if len({pick[axis] for pick in picks}) > 1)

@@ -91,9 +91,11 @@ def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: W
     numbers = products.symmetric if wanted.law else tuple(range(products.width))
     every = {(row, row, 1) for row in range(products.unit)}
     # Where every row is paired with itself, all rows are read as they lie.
-    whole = products.unit > 1 and all({(t.first, t.second, t.sign) for t in products.into(k)} == every for k in numbers)
+    complete = products.unit > 1 and all(
+        {(t.first, t.second, t.sign) for t in products.into(k)} == every for k in numbers
+    )
     rows: dict[tuple[int, int | None], int] = {}
-    found: dict[Pair, int] = {}
+    slots: dict[Pair, int] = {}
     sums = []
     for i, j in pairs:
         a, b = (j, i) if turned else (i, j)
@@ -106,13 +108,13 @@ def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: W
                 # Antisymmetric: of a leg with itself it is zero.
                 terms = []
             part = []
-            for first, second, sign in [(None, None, 1)] if whole else terms:
+            for first, second, sign in [(None, None, 1)] if complete else terms:
                 x, y = (rows.setdefault(row, len(rows)) for row in ((a, first), (b, second)))
-                part.append((found.setdefault((min(x, y), max(x, y)), len(found)), sign))
+                part.append((slots.setdefault((min(x, y), max(x, y)), len(slots)), sign))
             parts.append(tuple(part))
         sums.append(tuple(parts))
-    plain = sums == [(((place, 1),),) for place in range(len(found))]
-    return ProductList(tuple(rows), tuple(found), tuple(sums), whole, plain)
+    plain = sums == [(((index, 1),),) for index in range(len(slots))]
+    return ProductList(tuple(rows), tuple(slots), tuple(sums), complete, plain)
 
 
 def forms(
@@ -150,7 +152,7 @@ def forms(
         # Where A is a point its rows are ones, where it is a direction zeros.
         totals = {j: backend.row_totals(faced[j], dtype, sizes=wanted.sizes) for j in {j for _, j in pairs}}
         values = [totals[j][0] if constants[i] else torch.zeros_like(totals[j][0]) for i, j in pairs]
-        squares = [one * constants[i] for i, j in pairs if (one := totals[j][1]) is not None]
+        squares = [square * constants[i] for i, j in pairs if (square := totals[j][1]) is not None]
         return stack(values), stack(squares) if squares else None
     rows = [
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
@@ -176,13 +178,13 @@ def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Ten
         return sums, squares
     values = []
     for numbers in recipe.sums:
-        found = [_signed(sums, part) for part in numbers]
-        values.append(found[0] if len(found) == 1 else torch.stack(found, -1))
+        columns = [_signed(sums, part) for part in numbers]
+        values.append(columns[0] if len(columns) == 1 else torch.stack(columns, -1))
     stacked = values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)
     if squares is None:
         return stacked, None
-    spread = [sum(squares[place] for part in numbers for place, _ in part) for numbers in recipe.sums]
-    return stacked, torch.stack([torch.as_tensor(one) for one in spread])
+    spread = [sum(squares[index] for part in numbers for index, _ in part) for numbers in recipe.sums]
+    return stacked, torch.stack([torch.as_tensor(total) for total in spread])
 
 
 def _signed(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
@@ -190,8 +192,8 @@ def _signed(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
         return torch.zeros_like(each[0])
     (first, sign), *rest = part
     total = each[first] if sign > 0 else -each[first]
-    for place, sign in rest:
-        total = total + each[place] if sign > 0 else total - each[place]
+    for index, sign in rest:
+        total = total + each[index] if sign > 0 else total - each[index]
     return total
 
 
@@ -211,7 +213,7 @@ class Sums:
     columns: list[Tensor] = field(default_factory=list)
     """For linear laws, where asked for: bounds of the sums of absolute values."""
 
-    def add(self, found: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
+    def add(self, forms: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
         """Add one leg, or the legs of several layers at once.
 
         Args:
@@ -220,7 +222,7 @@ class Sums:
             stacked: (legs, batch) where the forms are of so many legs of several layers, leg after leg, with this batch
                 size.
         """
-        values, squares = found
+        values, squares = forms
         if squares is not None:
             scale = _norms(values, squares.ndim).square() + squares
             scale = scale if abs(degree) == 1 else degree**2 * scale

@@ -243,17 +243,17 @@ def outer_products(
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)
     inside = (rows < ROWS)[:, None] & (rows < ROWS)[None, :]
-    place = tl.load(table + 2 * ENTRIES + entry)
+    index = tl.load(table + 2 * ENTRIES + entry)
     size = ROWS * ROWS
-    where = place + (member % BATCH) * size + rows[:, None] * ROWS + rows[None, :]
+    where = index + (member % BATCH) * size + rows[:, None] * ROWS + rows[None, :]
     tl.store(sums + where, total, mask=inside)
     if SPREAD:
-        tl.store(sums + place + BATCH * size + member % BATCH, tl.sum(spread, 0))
+        tl.store(sums + index + BATCH * size + member % BATCH, tl.sum(spread, 0))
 
 
 @triton.jit
 def norm_remainders(
-    x, gradient, gain, found, ROWS, COLUMNS, epsilon,
+    x, gradient, gain, out, ROWS, COLUMNS, epsilon,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, GAINED: tl.constexpr,
 ):
     """ε (s + ε)^(−3/2) Σ_i x_i g_i d_i of some rows that a norm divides by √(s + ε), then Σ_i of its squared terms."""
@@ -271,13 +271,13 @@ def norm_remainders(
     if GAINED:
         products *= tl.load(gain + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)[None, :]
     products *= weight[:, None]
-    tl.store(found + rows, tl.sum(products, 1), mask=rows < ROWS)
-    tl.store(found + ROWS + rows, tl.sum(products * products, 1), mask=rows < ROWS)
+    tl.store(out + rows, tl.sum(products, 1), mask=rows < ROWS)
+    tl.store(out + ROWS + rows, tl.sum(products * products, 1), mask=rows < ROWS)
 
 
 @triton.jit
 def root_quotients(
-    programs, table, found, COUNT, shift,
+    programs, table, quotients, COUNT, shift,
     A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr,
 ):
     """a/(√b + shift), entry by entry: a program does some blocks of one of COUNT pairs of tensors.
@@ -288,7 +288,7 @@ def root_quotients(
     begin = tl.load(programs + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK * BLOCKS
     a = tl.load(table + number).to(tl.pointer_type(A))
     b = tl.load(table + COUNT + number).to(tl.pointer_type(B))
-    out = found + tl.load(table + 2 * COUNT + number)
+    out = quotients + tl.load(table + 2 * COUNT + number)
     size = tl.load(table + 3 * COUNT + number)
     if ALIGNED:
         a = tl.multiple_of(a, 16)

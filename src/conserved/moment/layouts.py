@@ -42,7 +42,7 @@ class Layout:
         view = reading.view
         if view.rows is not None:
             return None
-        axes = [(size, prod(view.grid[place + 1 :])) for place, size in enumerate(view.grid)]
+        axes = [(size, prod(view.grid[index + 1 :])) for index, size in enumerate(view.grid)]
         offset = 0
         for axis, chosen in reading.picks:
             stride = axes[axis][1]
@@ -50,8 +50,8 @@ class Layout:
             offset += start * stride
             axes[axis] = (stop - start, stride)
         gone = {axis for axis, chosen in reading.picks if isinstance(chosen, int)}
-        kept = [axis for number, axis in enumerate(axes) if number not in gone]
-        ordered = [kept[place] for place in reading.order]
+        remaining = [axis for number, axis in enumerate(axes) if number not in gone]
+        ordered = [remaining[index] for index in reading.order]
         first = len(ordered) - len(view.axes) - len(view.rest)
         second = first + len(view.axes)
         merged = [_merged(part) for part in (ordered[:first], ordered[first:second], ordered[second:])]

@@ -83,18 +83,18 @@ class LegResults:
     def forms(self, results: Float[Tensor, " results"]) -> Found:
         """For every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
         leg = self.leg
-        found = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)
-        values, squares = found, None
+        sums = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)
+        values, squares = sums, None
         if leg.wanted.sizes:
-            values, spread = found[..., : prod(self.values)], found[..., prod(self.values) :]
+            values, spread = sums[..., : prod(self.values)], sums[..., prod(self.values) :]
             squares = self._added_up(spread.unflatten(-1, self.squares))
             squares = squares.sum(-1) if len(self.squares) > 1 else squares
         recipe = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted)
         return finished(leg.products, recipe, self._added_up(values.unflatten(-1, self.values)), squares)
 
-    def _added_up(self, found: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def _added_up(self, sums: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Pieces of the batch, the third axis, together."""
-        return found if self.pieces == 1 else found.unflatten(2, (-1, self.pieces)).sum(3)
+        return sums if self.pieces == 1 else sums.unflatten(2, (-1, self.pieces)).sum(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +212,10 @@ class _Draft:
         for first, begin in tensors:
             for some, wanted in each:
                 types = tuple(leg.types[source] for source, _ in some)
-                lie = [replace(one, offset=begin + one.offset) for _, one in some]
-                tiles = [Tile.of(PlacedProduct(one, one)) for one in lie]
-                tile = replace(tiles[0], aligned=all(one.aligned for one in tiles))
-                begins = [one.offset * kind.itemsize for one, kind in zip(lie, types, strict=True)]
+                lie = [replace(lies, offset=begin + lies.offset) for _, lies in some]
+                tiles = [Tile.of(PlacedProduct(lies, lies)) for lies in lie]
+                tile = replace(tiles[0], aligned=all(lies.aligned for lies in tiles))
+                begins = [lies.offset * kind.itemsize for lies, kind in zip(lie, types, strict=True)]
                 entries = self._entries[_Alike(outer, tile, layout.from_first(), types, wanted, sizes)]
                 entries.append((*(first + source for source, _ in some), *begins, self._size))
                 self._size += len(wanted) * block.each

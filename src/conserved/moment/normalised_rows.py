@@ -49,7 +49,7 @@ class RowNorm:
             Both numbers of every row. Nothing waits for the device.
         """
         gain = None if gain is None else gain.expand(x.shape[1])
-        tensors = [one.detach().contiguous() for one in (x, gradient, gain) if one is not None]
+        tensors = [tensor.detach().contiguous() for tensor in (x, gradient, gain) if tensor is not None]
         short = 0 < x.shape[1] <= _WIDEST and x.shape[0] > 0
         if short and all(t.dtype in triton_backend.TYPES for t in tensors) and triton_backend.available(x.device):
             return self._by_kernel(*tensors)

@@ -64,11 +64,11 @@ class Moments:
         Returns:
             One tensor for every symmetry, in order.
         """
-        found: dict[int, Tensor] = {}
+        by_symmetry: dict[int, Tensor] = {}
         for part, values in zip(self.parts, self._signed, strict=True):
             value, many = values[pair], len(part.members)
-            found.update(zip(part.members, value.expand(many, *value.shape[1:]).unbind(), strict=True))
-        return [found[place] for place in range(self.count)]
+            by_symmetry.update(zip(part.members, value.expand(many, *value.shape[1:]).unbind(), strict=True))
+        return [by_symmetry[index] for index in range(self.count)]
 
     @cached_property
     def _signed(self) -> list[Tensor]:
@@ -123,10 +123,10 @@ class Plan:
             View.of(str(number), (*shape,), axes=len(along), pick=dict.fromkeys(along, 0))
             for number, shape in enumerate(shapes)
         ]
-        one = Symmetry(block="", family="matrices", kind=kind, legs=tuple(map(Leg, views, degrees)))
+        symmetry = Symmetry(block="", family="matrices", kind=kind, legs=tuple(map(Leg, views, degrees)))
         count = prod(shapes[0][:-2])
-        batch = Batch(tuple(range(count)), one.degrees, tuple(BatchLeg.of(view, along) for view in views))
-        return Plan((one,) * count, ((batch,),), dict.fromkeys(one.parameters, one.name), kernels=False)
+        batch = Batch(tuple(range(count)), symmetry.degrees, tuple(BatchLeg.of(view, along) for view in views))
+        return Plan((symmetry,) * count, ((batch,),), dict.fromkeys(symmetry.parameters, symmetry.name), kernels=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and files are of what is planned, and not of programs for the tensors of this process."""
@@ -140,12 +140,12 @@ class Plan:
     @cached_property
     def units(self) -> tuple[tuple[tuple[Batch, ...], ...], ...]:
         """Batches that are alike, those with small legs together and each of the others alone."""
-        found = []
+        groups = []
         for batches in self.alike:
             small = tuple(batch for batch in batches if batch.entries <= self.small)
             large = [(batch,) for batch in batches if batch.entries > self.small]
-            found.append((small, *large) if small else tuple(large))
-        return tuple(found)
+            groups.append((small, *large) if small else tuple(large))
+        return tuple(groups)
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -171,24 +171,24 @@ class Plan:
     def linear(self) -> dict[int, str | None]:
         """Symmetries, by their place, whose laws are linear, each with a parameter that it moves; None if inert."""
         return {
-            place: None if symmetry.inert else symmetry.parameters[0]
-            for place, symmetry in enumerate(self.symmetries)
+            index: None if symmetry.inert else symmetry.parameters[0]
+            for index, symmetry in enumerate(self.symmetries)
             if symmetry.kind.linear
         }
 
     @cached_property
     def uses(self) -> dict[str, tuple[Use, ...]]:
         """By parameter, the legs that read it, in whatever ways laws see it."""
-        found: dict[str, dict[tuple[bool, float], tuple[list[LegPlace], list[LegPlace]]]] = defaultdict(dict)
+        groups: dict[str, dict[tuple[bool, float], tuple[list[LegPlace], list[LegPlace]]]] = defaultdict(dict)
         for number, batch in enumerate(self.batches):
             kind = self.symmetries[batch.members[0]].kind
             for position, leg in enumerate(batch.legs):
-                ways = found[leg.view.parameter].setdefault((kind.linear, leg.view.offset), ([], []))
+                ways = groups[leg.view.parameter].setdefault((kind.linear, leg.view.offset), ([], []))
                 by_kernels = triton_backend.takes(kind.products, leg.layout, leg.view.n)
                 ways[0 if by_kernels else 1].append((number, position))
         return {
             name: tuple(Use(*way, tuple(taken), tuple(others)) for way, (taken, others) in ways.items())
-            for name, ways in found.items()
+            for name, ways in groups.items()
         }
 
     @cached_property
@@ -250,12 +250,12 @@ class Plan:
         law = isinstance(pairs, LawPairs)
         if not isinstance(read, Sequence):
             return Moments(len(self.symmetries), in_portions(self, read, Wanted(law, sizes=sizes), dtype))
-        wanted = Wanted(law, any(isinstance(one, Magnitudes) for one in read), sizes)
-        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in read)]
+        wanted = Wanted(law, any(isinstance(source, Magnitudes) for source in read), sizes)
+        tensors = [*chain.from_iterable(map(source.tensors.__getitem__, self.needs) for source in read)]
         if any(hasattr(kind, "full_tensor") for kind in {*map(type, tensors)}):
             gathered = Gathered(read, tuple(pairs))
-            whole = in_portions(self, gathered, wanted, dtype)
-            return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
+            moments = in_portions(self, gathered, wanted, dtype)
+            return Moments(len(self.symmetries), moments, norms=Norms.of(gathered.norms))
         if self.kernels and not wanted.absolute and dtype in _SINGLE:
             result = self._by_kernels(read, tensors, tuple(pairs), wanted)
             if result is not None:
@@ -280,15 +280,15 @@ class Plan:
             return None
         if [*map(Tensor.numel, tensors)] != self._entries_read * len(sources):
             return None  # PyTorch's own operations say which of them has another shape
-        found = triton_backend.readable(tensors)
+        plain = triton_backend.readable(tensors)
         identities = wanted.sizes and pairs == ((0, 1),) and [*map(type, sources)] == [Point, Direction]
-        if not identities or found is None or not self.row_identities.names:
-            if found is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), tensors)):
+        if not identities or plain is None or not self.row_identities.names:
+            if plain is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), tensors)):
                 return None
             return Moments(len(self.symmetries), in_portions(self, Present(sources, pairs), wanted, None))
-        rows = self.row_identities.sizes(found.some(self._read_by_rows))
+        rows = self.row_identities.sizes(plain.some(self._read_by_rows))
         rest, places = self._other_symmetries
-        parts = together(rest, Present(sources, pairs), found.some(self._read_otherwise), wanted)
+        parts = together(rest, Present(sources, pairs), plain.some(self._read_otherwise), wanted)
         for members in {part.members for part in parts}.difference(self._renumbered):
             self._renumbered[members] = tuple(places[member] for member in members)
         parts = tuple(replace(part, members=self._renumbered[part.members]) for part in parts)
@@ -298,11 +298,11 @@ class Plan:
     def _other_symmetries(self) -> tuple[Plan, tuple[int, ...]]:
         """A plan of the symmetries that act on more than single rows, and their places in this one."""
         known = frozenset(self.row_identities.places)
-        return self._of_places([place for place in range(len(self.symmetries)) if place not in known])
+        return self._of_places([index for index in range(len(self.symmetries)) if index not in known])
 
     def _of_places(self, places: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
         """Return the plan of some symmetries, and their places."""
-        return Plan.of([self.symmetries[place] for place in places]), tuple(places)
+        return Plan.of([self.symmetries[index] for index in places]), tuple(places)
 
     @cached_property
     def _read_by_rows(self) -> NDArray[np.int64]:
@@ -337,14 +337,16 @@ class Plan:
         constants = tuple(source.constant for source in sources)
         first = self.symmetries[units[0][0].members[0]]
         for unit in units:
-            found = [
+            matrices = [
                 [[leg.reading.matrices(s.tensors[leg.view.parameter], s.constant) for leg in b.legs] for b in unit]
                 for s in sources
             ]
-            precision = working_dtype({one.dtype for source in found for legs in source for one in legs}, dtype)
+            precision = working_dtype(
+                {matrix.dtype for source in matrices for legs in source for matrix in legs}, dtype
+            )
             sums = Sums(pairs, wanted.absolute)
             for position, degree in enumerate(units[0][0].degrees):
-                legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in found]
+                legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in matrices]
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
                 sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, constants, precision, wanted), degree)
             yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
@@ -354,5 +356,5 @@ def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torc
     """One leg of a few batches as one tensor of (symmetries, n, m); of a single one as it lies, in the type it has."""
     if len(unit) == 1:
         return matrices[0]
-    parts = (one.to(dtype).expand(len(b.members), -1, -1) for one, b in zip(matrices, unit, strict=True))
+    parts = (matrix.to(dtype).expand(len(b.members), -1, -1) for matrix, b in zip(matrices, unit, strict=True))
     return torch.cat([*parts])

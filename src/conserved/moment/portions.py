@@ -43,7 +43,7 @@ class Part:
         """Sums of legs, those that symmetries share repeated for each of them."""
         sums, size = self.sums[key], len(self.members)
         legs = (sums.plus, sums.minus, sums.scales, sums.columns)
-        if all(one.shape[1] == size for side in legs for one in side):
+        if all(matrix.shape[1] == size for side in legs for matrix in side):
             return sums
 
         def spread(legs: list[Tensor]) -> list[Tensor]:
@@ -211,8 +211,8 @@ class _Reading:
             self._pairs[paired.key] = paired.pairs
             legs = use.others
             # Kernels read as many entries as the laws speak of. Single legs say that a tensor has another shape.
-            whole = {*map(Tensor.numel, paired.tensors)} == {self._plan.counts[name]}
-            if use.by_kernels and self._kernels and not use.offset and whole:
+            complete = {*map(Tensor.numel, paired.tensors)} == {self._plan.counts[name]}
+            if use.by_kernels and self._kernels and not use.offset and complete:
                 self._waiting.append((name, use, paired))
             elif use.by_kernels:
                 legs = (*legs, *use.by_kernels)
@@ -273,10 +273,10 @@ class _Reading:
         legs = [*map(seen.reading.matrices, paired.tensors, paired.constants)]
         columns: Tensor | None = None
         if paired.bounded:
-            columns = abs(degree) * column_bounds([legs[place] for place in paired.bounded], dtype)
+            columns = abs(degree) * column_bounds([legs[index] for index in paired.bounded], dtype)
         legs = [leg_matrix.abs() for leg_matrix in legs] if self._wanted.absolute else legs
-        found = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.constants, dtype, self._wanted)
-        return _Single(leg, paired.key, found, columns)
+        sums = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.constants, dtype, self._wanted)
+        return _Single(leg, paired.key, sums, columns)
 
     def _program(self, waiting: Sequence[_Waiting], types: Sequence[torch.dtype]) -> PortionProgram:
         """One leg of batches that are alike makes a block; of a batch without others, all legs that lie alike do."""
@@ -296,8 +296,8 @@ class _Reading:
                 strides = layout.from_first()
                 leg = ProgramLeg(symmetry.kind.products, degree, strides, paired.pairs, kinds, self._wanted)
                 group, several = groups[number]
-                place = group, position if several > 1 else None
-                _, tensors, legs, _ = blocks.setdefault((place, leg, paired.key), (leg, [], [], paired.key))
+                slot = group, position if several > 1 else None
+                _, tensors, legs, _ = blocks.setdefault((slot, leg, paired.key), (leg, [], [], paired.key))
                 tensors.append((first, layout.offset))
                 legs.append((number, position))
             first += len(paired.tensors)

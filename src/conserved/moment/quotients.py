@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from conserved._torch_compat import foreach_add_, foreach_div, foreach_sqrt
 from conserved.moment import triton_backend
 from conserved.moment.host_copies import sent
 from conserved.moment.layouts import PlainTensors
@@ -40,10 +41,10 @@ def root_quotients(
         tensors = triton_backend.readable([*tops, *squares])
         if tensors is not None:
             return _by_kernel(tensors, tops, squares[0].dtype, shift)
-    divisors = torch._foreach_sqrt([_wide(square) for square in squares])
+    divisors = foreach_sqrt([_wide(square) for square in squares])
     # One number for all takes fewer launches than a list of them.
-    torch._foreach_add_(divisors, [shift] * len(tops) if isinstance(shift, Tensor) else shift)
-    return list(torch._foreach_div([_wide(top) for top in tops], divisors))
+    foreach_add_(divisors, [shift] * len(tops) if isinstance(shift, Tensor) else shift)
+    return list(foreach_div([_wide(top) for top in tops], divisors))
 
 
 def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype, shift: float) -> list[Tensor]:
@@ -52,14 +53,14 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
 
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))
     programs, places = _programs(sizes, device)
-    found = torch.empty(int(places[-1]), device=device)
+    out = torch.empty(int(places[-1]), device=device)
     table = sent(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
-    with torch.cuda.device_of(found):
+    with torch.cuda.device_of(out):
         if programs.shape[0]:
             kernels.root_quotients[(programs.shape[0],)](
                 programs,
                 table,
-                found,
+                out,
                 len(tops),
                 shift,
                 A=kernels.TYPES[tops[0].dtype],
@@ -68,9 +69,7 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
                 BLOCKS=_BLOCKS,
                 ALIGNED=tensors.aligned,
             )
-    return [
-        found[begin : begin + one.numel()].view(one.shape) for begin, one in zip(places.tolist(), tops, strict=False)
-    ]
+    return [out[begin : begin + top.numel()].view(top.shape) for begin, top in zip(places.tolist(), tops, strict=False)]
 
 
 @lru_cache(maxsize=64)

@@ -64,9 +64,9 @@ class Norms:
     values: Float[Tensor, " parameters"]
 
     @staticmethod
-    def of(found: Mapping[str, Tensor]) -> Norms | None:
+    def of(tensors: Mapping[str, Tensor]) -> Norms | None:
         """From single numbers."""
-        return Norms(tuple(found), torch.stack([*found.values()])) if found else None
+        return Norms(tuple(tensors), torch.stack([*tensors.values()])) if tensors else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,17 +120,17 @@ class RowIdentities:
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
         """Those that are read row by row; the ones that add up whole legs last, as they use what others read."""
-        found = [
+        candidates = [
             (batch, [self.products(batch, number) for number in range(len(batch.legs))]) for batch in self.all_batches
         ]
-        readable = [(batch, products) for batch, products in found if None not in products]
-        readable.sort(key=lambda one: all(product.step == 0 for some in one[1] for product in some or ()))
+        readable = [(batch, products) for batch, products in candidates if None not in products]
+        readable.sort(key=lambda entry: all(product.step == 0 for some in entry[1] for product in some or ()))
         return tuple(batch for batch, _ in readable)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
         """The symmetries."""
-        return tuple(place for batch in self.batches for place in batch.members)
+        return tuple(index for batch in self.batches for index in batch.members)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -149,8 +149,8 @@ class RowIdentities:
         if program is None:
             types = (*zip(tensors.types[:many], tensors.types[many:], strict=True),)
             program = self.programs[tensors.device, tensors.types] = _Drafting(self, types).program(tensors.device)
-        found = program.run(tensors)
-        sizes, norms, lengths = torch.split_with_sizes(found, (2 * count, many, many))
+        sums = program.run(tensors)
+        sizes, norms, lengths = torch.split_with_sizes(sums, (2 * count, many, many))
         return RowSizes(self.places, sizes.view(2, count).mT, Norms(self.names, norms), Norms(self.names, lengths))
 
 
@@ -232,7 +232,7 @@ class _Drafting:
         for batch in self._outline.batches:
             self._add_batch(batch, owners + np.arange(len(batch.members)))
             owners += len(batch.members)
-        products = {name: found for (name, _), found in self._whole.items()}
+        products = {name: products_of_name for (name, _), products_of_name in self._whole.items()}
         alone = {name: self._norm(name, 0) for name in self._outline.names if name not in products}
         for name in self._outline.names:
             if name not in self._gradients:
@@ -338,12 +338,12 @@ def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedP
     rows = placed_rows(products, recipe, layout)
     if rows is None:
         return None
-    step, found = 0 if products.faces == "entries" else products.width, []
+    step, placed = 0 if products.faces == "entries" else products.width, []
     for number, part in enumerate(recipe.sums[0]):
-        for place, sign in part:
-            (_, theta), (_, gradient) = sorted((rows[row] for row in recipe.products[place]), key=itemgetter(0))
-            found.append(PlacedProduct(theta, gradient, number, step, sign, products.lifted))
-    return tuple(found)
+        for index, sign in part:
+            (_, theta), (_, gradient) = sorted((rows[row] for row in recipe.products[index]), key=itemgetter(0))
+            placed.append(PlacedProduct(theta, gradient, number, step, sign, products.lifted))
+    return tuple(placed)
 
 
 def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:

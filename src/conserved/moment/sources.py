@@ -149,7 +149,7 @@ class Gathered:
         """Gathered as they are asked for."""
         for name in names:
             given = [source.tensors[name] for source in self.sources]
-            found = tuple(map(whole, given))
+            tensors = tuple(map(whole, given))
             if hasattr(given[-1], "full_tensor"):
-                self.norms[name] = torch.linalg.vector_norm(found[-1])
-            yield _Whole(Paired(found, tuple(source.constant for source in self.sources), self.pairs))
+                self.norms[name] = torch.linalg.vector_norm(tensors[-1])
+            yield _Whole(Paired(tensors, tuple(source.constant for source in self.sources), self.pairs))

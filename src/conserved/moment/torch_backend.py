@@ -139,12 +139,12 @@ def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype
     sums: list[list[Tensor]] = [[] for _ in pairs]
     squares: list[list[Tensor]] = [[] for _ in pairs]
     for here in _slices(legs, along, pairs, dtype):
-        for place, (i, j) in enumerate(pairs):
+        for index, (i, j) in enumerate(pairs):
             product = here[i] * here[j]
-            sums[place].append(product.sum(-1))
-            squares[place].append(_square(product))
-    found = [torch.cat(part, -1) if along == -2 else torch.stack(part).sum(0) for part in sums]
-    return stack(found), stack([torch.stack(part).sum(0) for part in squares])
+            sums[index].append(product.sum(-1))
+            squares[index].append(_square(product))
+    joined = [torch.cat(part, -1) if along == -2 else torch.stack(part).sum(0) for part in sums]
+    return stack(joined), stack([torch.stack(part).sum(0) for part in squares])
 
 
 def _column_sums(
@@ -179,8 +179,8 @@ def _device_grams(
     if across:
         sums: list[Tensor] = []
         for here in _slices(legs, -1, pairs, dtype):
-            found = [(here[i] * here[j]).sum(-1) for i, j in pairs]
-            sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else found
+            products = [(here[i] * here[j]).sum(-1) for i, j in pairs]
+            sums = [total + product for total, product in zip(sums, products, strict=True)] if sums else products
         return sums
     parts = []
     for here in _slices(legs, -2, pairs, dtype):
@@ -196,6 +196,6 @@ def _dots(
     """Σ_j a_j b_j, slice by slice."""
     totals: list[Tensor] = []
     for here in _slices(legs, -1, pairs, dtype):
-        found = [(here[i] @ here[j].mT)[..., 0] for i, j in pairs]
-        totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
+        products = [(here[i] @ here[j].mT)[..., 0] for i, j in pairs]
+        totals = [total + product for total, product in zip(totals, products, strict=True)] if totals else products
     return stack(totals)

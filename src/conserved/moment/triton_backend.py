@@ -61,8 +61,8 @@ def available(device: torch.device) -> bool:
 
 def readable(tensors: Sequence[Tensor]) -> PlainTensors | None:
     """Tensors that kernels can read; None for others."""
-    found = PlainTensors.of(tensors)
-    return found if found is not None and TYPES.issuperset(found.types) and available(found.device) else None
+    plain = PlainTensors.of(tensors)
+    return plain if plain is not None and TYPES.issuperset(plain.types) and available(plain.device) else None
 
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
@@ -167,7 +167,7 @@ def row_products(
     assert not sizes or pairs == ((0, 1),)
     numbers = {_LETTERS[i] + _LETTERS[j]: -1 for i in range(FACTORS) for j in range(i, FACTORS)}
     numbers |= {_LETTERS[i] + _LETTERS[j]: number for number, (i, j) in enumerate(pairs)}
-    kinds = {letter: kernels.TYPES[types[min(place, len(types) - 1)]] for place, letter in enumerate(_LETTERS)}
+    kinds = {letter: kernels.TYPES[types[min(index, len(types) - 1)]] for index, letter in enumerate(_LETTERS)}
     programs = -(-layout.count("rows") // tile.height) * count * layout.count("batch")
     constants = {"FACTORS": len(types), "SPREAD": sizes, **kinds, **numbers}
     return KernelCall.of("row_sums", programs, count, layout, tile, constants)

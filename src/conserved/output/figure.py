@@ -27,7 +27,7 @@ class Finding:
     holds: bool
 
     @staticmethod
-    def rounding(what: str, value: float, limit: float) -> Finding:
+    def rounding(quantity: str, value: float, limit: float) -> Finding:
         """Return a number that should be of the size of rounding.
 
         Args:
@@ -38,7 +38,7 @@ class Finding:
         Returns:
             The finding, which holds if the number is below the limit.
         """
-        return Finding(what=what, value=value, expected=f"rounding, below {limit:g}", holds=value < limit)
+        return Finding(what=quantity, value=value, expected=f"rounding, below {limit:g}", holds=value < limit)
 
 
 def in_words(findings: Sequence[Finding]) -> str:
@@ -109,7 +109,7 @@ def band(
     x: Sequence[float], low: Sequence[float], high: Sequence[float], *, name: str, color: str, panel: int = 1
 ) -> dict[str, Any]:
     """Return a filled region between two curves: the spread over seeds."""
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
     filled = {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},0.18)", "line": {"width": 0}}
     outline = {"x": [*x, *reversed(x)], "y": [*high, *reversed(low)]}
     return _curve(name, panel, **outline, mode="lines", showlegend=False, **filled, hoverinfo="skip")
@@ -136,20 +136,20 @@ def panels(
         "legend": {"orientation": "h", "y": -0.16 / rows},
         "annotations": [],
     }
-    for place, title in enumerate(titles):
-        row, column = divmod(place, columns)
+    for index, title in enumerate(titles):
+        row, column = divmod(index, columns)
         left, bottom = column * (wide + gap_x), 1 - row * (high + gap_y) - high
         spot = {"x": (left, left + wide), "y": (bottom, bottom + high)}
         for which, label, other, logarithmic in (("x", x, "y", log[0]), ("y", y, "x", log[1])):
             axis: dict[str, Any] = {
                 "domain": [max(0.0, round(end, 4)) for end in spot[which]],
-                "anchor": _axis(other, place + 1),
+                "anchor": _axis(other, index + 1),
                 "title": {"text": label},
                 "automargin": True,
             }
             if logarithmic:
                 axis |= {"type": "log", "exponentformat": "power", "dtick": 1} if which == "y" else {"type": "log"}
-            layout[_axis(which, place + 1).replace(which, f"{which}axis")] = axis
+            layout[_axis(which, index + 1).replace(which, f"{which}axis")] = axis
         above = {"xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom", "showarrow": False}
         layout["annotations"].append({"text": title, "x": left + wide / 2, "y": bottom + high, **above})
     return layout

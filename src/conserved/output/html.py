@@ -64,7 +64,7 @@ def table(
     column `raw` is markup already."""
     head = _row("th", [escape(name) for name in heads], numbers, wraps)
     body = "".join(
-        _row("td", [text if place == raw else escape(text) for place, text in enumerate(row)], numbers, wraps)
+        _row("td", [text if index == raw else escape(text) for index, text in enumerate(row)], numbers, wraps)
         for row in rows[:MOST]
     )
     more = paragraph(f"… and {len(rows) - MOST:,} more", quiet=True) if len(rows) > MOST else ""
@@ -75,9 +75,9 @@ def table(
 def _row(tag: str, contents: Sequence[str], numbers: Sequence[int], wraps: int | None) -> str:
     """Return a row; what all cells share is said once, for the row or the table, so that results stay small."""
     cells = []
-    for place, content in enumerate(contents):
-        style = f"text-align:{'right' if place in numbers else 'left'}"
-        style += ";white-space:normal;min-width:18em" if place == wraps else ""
+    for index, content in enumerate(contents):
+        style = f"text-align:{'right' if index in numbers else 'left'}"
+        style += ";white-space:normal;min-width:18em" if index == wraps else ""
         cells.append(f'<{tag} style="{style}">{content}</{tag}>')
     return f'<tr style="background:none;vertical-align:top;{_LINE}">{"".join(cells)}</tr>'
 
@@ -89,10 +89,10 @@ def spectrum(values: Sequence[float], *, width: int = 120, height: int = 26) -> 
         return ""
     step = width / len(values)
     bars = []
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         share = max(0.0, 1 + math.log10(value / largest) / 12) if value > 0 and math.isfinite(value) else 0.0
         tall, wide = share * height, max(0.5, 0.8 * step)
-        bars.append(f'<rect x="{place * step:.1f}" y="{height - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>')
+        bars.append(f'<rect x="{index * step:.1f}" y="{height - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>')
     label = f"{len(values)} singular values from {largest:.2g} down, logarithmic"
     return (
         f'<svg width="{width}" height="{height}" role="img" aria-label="{label}" fill="currentColor" opacity=".8">'

@@ -61,8 +61,8 @@ def columns(
     lines = []
     for number, row in enumerate(cells):
         padded = [
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append(TextLine("  ".join(padded).rstrip(), indent, "bold" if number == 0 else ""))
     return lines

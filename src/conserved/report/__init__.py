@@ -46,9 +46,9 @@ def write_report(
         UnwritableError: the report cannot be written there; an earlier report is left as it was.
     """
     contents = read(store, runs)
-    said = command or f"conserved report {Path(store).name} -o {Path(output).name}"
+    shown_command = command or f"conserved report {Path(store).name} -o {Path(output).name}"
     with undamaged(Path(store)):
-        page = rendered(contents, title=title or result_title(contents), command=said)
+        page = rendered(contents, title=title or result_title(contents), command=shown_command)
     written(page, output)
     return contents
 

@@ -120,9 +120,9 @@ def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
     drawn = rows[:_DRAWN]
     traces: list[dict[str, Any]] = []
     for label, symbol, shade, ok in _MARKS:
-        chosen = [(place, row) for place, row in enumerate(drawn, 1) if bool(row["ok"]) is ok]
+        chosen = [(index, row) for index, row in enumerate(drawn, 1) if bool(row["ok"]) is ok]
         if chosen:
-            places, names = [place for place, _ in chosen], [str(row["name"]) for _, row in chosen]
+            places, names = [index for index, _ in chosen], [str(row["name"]) for _, row in chosen]
             sizes = [_magnitude(row["residual"]) for _, row in chosen]
             # What is not finite is drawn at the largest residual there can be; an exact zero, which has no place on a
             # logarithmic axis, where no float64 residual is.

@@ -98,21 +98,21 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
             raise NoSuchRunError(f"{path} has no run {missing[0]!r}. It has: {', '.join(known_runs) or 'none'}.")
         chosen = list(dict.fromkeys(runs)) or known_runs
         why = f"only the latest {MOST_RUNS} have a section"
-        left = [LeftOut(kind="run", name=name, reason=why) for name in chosen[:-MOST_RUNS]]
+        left_out = [LeftOut(kind="run", name=name, reason=why) for name in chosen[:-MOST_RUNS]]
         digests = {name: digest(store, name) for name in chosen[-MOST_RUNS:]}
         return Contents(
             store=path.name,
             written=_written(store, known),
-            found=_found(_each(store, "demo", lambda name, content: (name, content), left)),
-            laws=_each(store, "laws", law_section, left),
-            figures=_each(store, "figure", from_document, left),
-            runs=tuple(_shaped("run", digests, lambda name: run_section(digests[name]), left)),
-            claims=_each(store, "claim", claim_card, left),
-            audits=_each(store, "audit", audit_section, left),
-            attention=_each(store, "attention", attention_section, left),
+            found=_found(_each(store, "demo", lambda name, content: (name, content), left_out)),
+            laws=_each(store, "laws", law_section, left_out),
+            figures=_each(store, "figure", from_document, left_out),
+            runs=tuple(_shaped("run", digests, lambda name: run_section(digests[name]), left_out)),
+            claims=_each(store, "claim", claim_card, left_out),
+            audits=_each(store, "audit", audit_section, left_out),
+            attention=_each(store, "attention", attention_section, left_out),
             compared=comparison(list(digests.values())) if len(digests) > 1 else None,
             trajectories=len(store.documents_as_text("trajectory")),
-            left_out=tuple(left),
+            left_out=tuple(left_out),
             versions=_versions(),
         )
 
@@ -159,22 +159,22 @@ def check(path: Path) -> set[str]:
 
 
 def _each(
-    store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left: list[LeftOut]
+    store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left_out: list[LeftOut]
 ) -> tuple[T, ...]:
     """The documents of a kind as sections."""
     documents = store.documents_as_text(kind)
-    return tuple(_shaped(kind, documents, lambda name: shape(name, json.loads(documents[name])), left))
+    return tuple(_shaped(kind, documents, lambda name: shape(name, json.loads(documents[name])), left_out))
 
 
-def _shaped(kind: str, names: Iterable[str], shape: Callable[[str], T], left: list[LeftOut]) -> list[T]:
+def _shaped(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out: list[LeftOut]) -> list[T]:
     """Records as sections; one that is damaged or of another version is named and does not sink the rest."""
-    found: list[T] = []
+    items: list[T] = []
     for name in names:
         try:
-            found.append(shape(name))
+            items.append(shape(name))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as problem:
-            left.append(LeftOut(kind=kind, name=name, reason=f"{type(problem).__name__}: {problem}"))
-    return found
+            left_out.append(LeftOut(kind=kind, name=name, reason=f"{type(problem).__name__}: {problem}"))
+    return items
 
 
 def _found(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[str, ...]:
@@ -195,11 +195,11 @@ def _written(store: RunStore, known: set[str]) -> str:
 def _versions() -> tuple[tuple[str, str], ...]:
     from conserved.version import __version__
 
-    found = [("conserved", __version__), ("Python", platform.python_version())]
+    versions = [("conserved", __version__), ("Python", platform.python_version())]
     for package in ("torch", "numpy"):
         try:
-            found.append((package, version(package)))
+            versions.append((package, version(package)))
         except PackageNotFoundError:
             continue
-    found.append(("system", f"{platform.system()} {platform.machine()}"))
-    return tuple(found)
+    versions.append(("system", f"{platform.system()} {platform.machine()}"))
+    return tuple(versions)

@@ -46,16 +46,16 @@ def _figure(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], width:
     stacked = width < 600 and len(pairs) > 1
     height = _height(layout, pairs, width, small=small, stacked=stacked)
     panels = []
-    for place, (across, up) in enumerate(pairs):
+    for index, (across, up) in enumerate(pairs):
         x, y = _of(layout, "xaxis", across), _of(layout, "yaxis", up)
         if stacked:
             each = height / len(pairs)
-            box = (0.0, used + place * each, float(width), each)
+            box = (0.0, used + index * each, float(width), each)
         else:
             (left, right), (low, high) = _domain(x), _domain(y)
             box = (left * width, used + (1 - high) * height, (right - left) * width, (high - low) * height)
-        own = tuple(one for one in coloured if _axes(one[0]) == (across, up))
-        panels.append(Panel(traces=own, x=x, y=y, title=_title(layout, x, y, place, len(pairs)), box=box))
+        own = tuple(item for item in coloured if _axes(item[0]) == (across, up))
+        panels.append(Panel(traces=own, x=x, y=y, title=_title(layout, x, y, index, len(pairs)), box=box))
     body = legend + "".join(_panel(panel, layout) for panel in panels)
     total = used + height
     return (
@@ -69,8 +69,8 @@ def _axes(trace: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _of(layout: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
-    found = layout.get(f"{kind}{name[1:]}")
-    return found if isinstance(found, Mapping) else {}
+    axis = layout.get(f"{kind}{name[1:]}")
+    return axis if isinstance(axis, Mapping) else {}
 
 
 def _domain(axis: Mapping[str, Any]) -> tuple[float, float]:
@@ -92,21 +92,21 @@ def _height(
     return given or (290.0 if small or width < 600 else 360.0)
 
 
-def _title(layout: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any], place: int, count: int) -> str:
+def _title(layout: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any], index: int, count: int) -> str:
     """Return the annotation that stands over a panel, as the layouts of the laboratory have it."""
     titles = [
-        one
-        for one in layout.get("annotations") or ()
-        if isinstance(one, Mapping) and one.get("xref") == one.get("yref") == "paper"
+        annotation
+        for annotation in layout.get("annotations") or ()
+        if isinstance(annotation, Mapping) and annotation.get("xref") == annotation.get("yref") == "paper"
     ]
     (left, right), (_, high) = _domain(x), _domain(y)
-    for one in titles:
-        across, up = one.get("x"), one.get("y")
+    for annotation in titles:
+        across, up = annotation.get("x"), annotation.get("y")
         if not isinstance(across, int | float) or not isinstance(up, int | float):
             continue
         if left <= across <= right and abs(up - high) < 0.02:
-            return str(one.get("text", ""))
-    return str(titles[place].get("text", "")) if len(titles) == count else ""
+            return str(annotation.get("text", ""))
+    return str(titles[index].get("text", "")) if len(titles) == count else ""
 
 
 def _legend(coloured: Sequence[tuple[Mapping[str, Any], Shade]], width: int) -> tuple[str, float]:
@@ -204,26 +204,26 @@ def _turned(x: Scale, ticks: Sequence[tuple[float, str]]) -> bool:
 
 def _frame(panel: Panel, x: Scale, y: Scale, ticks: Sequence[tuple[float, str]], *, turned: bool, room: float) -> str:
     """Grid, ticks and their labels."""
-    found = [
+    elements = [
         path(
             f"M{number(x.start)},{number(y.end)}H{number(x.end)}V{number(y.start)}H{number(x.start)}Z", "", kind="frame"
         )
     ]
     apart = _apart(ticks)
-    for place, text in ticks:
-        found.append(path(f"M{number(place)},{number(y.end)}V{number(y.start)}", "", kind="grid"))
+    for coordinate, text in ticks:
+        elements.append(path(f"M{number(coordinate)},{number(y.end)}V{number(y.start)}", "", kind="grid"))
         if turned:
-            found.append(
-                words(place + 4, y.start + 14, shortened(text, 150.0, 11.0), anchor="end", kind="tick", turn=-38.0)
+            elements.append(
+                words(coordinate + 4, y.start + 14, shortened(text, 150.0, 11.0), anchor="end", kind="tick", turn=-38.0)
             )
         else:
-            found.append(
-                words(place, y.start + 15, shortened(text, max(apart, 30.0), 11.0), anchor="middle", kind="tick")
+            elements.append(
+                words(coordinate, y.start + 15, shortened(text, max(apart, 30.0), 11.0), anchor="middle", kind="tick")
             )
-    for place, text in y.ticks(panel.y):
-        found.append(path(f"M{number(x.start)},{number(place)}H{number(x.end)}", "", kind="grid"))
-        found.append(words(x.start - 6, place + 4, shortened(text, room, 11.0), anchor="end", kind="tick"))
-    return f"<g>{''.join(found)}</g>"
+    for coordinate, text in y.ticks(panel.y):
+        elements.append(path(f"M{number(x.start)},{number(coordinate)}H{number(x.end)}", "", kind="grid"))
+        elements.append(words(x.start - 6, coordinate + 4, shortened(text, room, 11.0), anchor="end", kind="tick"))
+    return f"<g>{''.join(elements)}</g>"
 
 
 def _apart(ticks: Sequence[tuple[float, str]]) -> float:
@@ -232,12 +232,12 @@ def _apart(ticks: Sequence[tuple[float, str]]) -> float:
 
 def _notes(layout: Mapping[str, Any], x: Scale, y: Scale, *, first: bool) -> str:
     """Annotations at places of the data, in the first panel."""
-    found = []
-    for one in (layout.get("annotations") or ()) if first else ():
-        if not isinstance(one, Mapping) or "paper" in (one.get("xref"), one.get("yref")):
+    elements = []
+    for note in (layout.get("annotations") or ()) if first else ():
+        if not isinstance(note, Mapping) or "paper" in (note.get("xref"), note.get("yref")):
             continue
-        across, up = x.at(one.get("x")), y.at(one.get("y"))
-        if across is not None and up is not None and letters(one.get("text", "")):
-            kept = (min(max(across, x.start), x.end), min(max(up, y.end), y.start))
-            found.append(words(kept[0] + 4, kept[1] - 4, one["text"], kind="note"))
-    return "".join(found)
+        across, up = x.at(note.get("x")), y.at(note.get("y"))
+        if across is not None and up is not None and letters(note.get("text", "")):
+            anchor = (min(max(across, x.start), x.end), min(max(up, y.end), y.start))
+            elements.append(words(anchor[0] + 4, anchor[1] - 4, note["text"], kind="note"))
+    return "".join(elements)

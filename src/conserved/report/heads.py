@@ -121,13 +121,13 @@ def _beside_gaussian(
     name: str, heads: Sequence[Mapping[str, Any]], field: str, title: str, label: str, caption: str
 ) -> Plot:
     data: list[dict[str, Any]] = []
-    place = 0
+    offset = 0
     layers = _by_layer(heads)
     for layer, members in layers.items():
-        places, heights = range(place + 1, place + 1 + len(members)), [head.get(field) for head in members]
+        places, heights = range(offset + 1, offset + 1 + len(members)), [head.get(field) for head in members]
         shown = len(layers) <= 8
         data.append(trace("bar", layer or "(model)", places, heights, text=_labels(members), showlegend=shown))
-        place += len(members)
+        offset += len(members)
     gaussian = [head.get(f"gaussian_{field}") for head in heads]
     if any(value is not None for value in gaussian):
         style = {"dash": "dot", "shape": "hvh", "width": 3, "color": "var(--ink)"}

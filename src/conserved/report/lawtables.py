@@ -35,25 +35,25 @@ _COLUMNS = ("family", "formula", "block", "numbers", "copies", "group")
 
 def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
     """Return a law set from its record; layers and heads that share a law are one row."""
-    found = LawSet.from_dict(content)
+    law_set = LawSet.from_dict(content)
     counted = content.get("independent")
     independent = int(counted) if isinstance(counted, int) else None
     return LawSection(
         name=name,
-        laws=len(found),
-        numbers=found.numbers,
+        laws=len(law_set),
+        numbers=law_set.numbers,
         independent=independent,
         coverage=share(content.get("coverage")),
-        sentence=totals(found.symmetries, independent),
+        sentence=totals(law_set.symmetries, independent),
         table=ReportTable.of(
             ("law", "what is conserved", "where", "numbers", "copies", "group", "holds"),
-            [(*(getattr(row, field) for field in _COLUMNS), _held(row.epsilon)) for row in rows(found.symmetries)],
+            [(*(getattr(row, field) for field in _COLUMNS), _held(row.epsilon)) for row in rows(law_set.symmetries)],
         ),
         dropped=ReportTable.of(
-            ("law", "why it is not kept"), [(item.name, item.reason) for item in found.dropped], 100
+            ("law", "why it is not kept"), [(item.name, item.reason) for item in law_set.dropped], 100
         ),
-        unclaimed=ReportTable.of(("parameter",), [(item,) for item in found.unclaimed], 100),
-        plot=_numbers_by_family(name, found) if len(found) else None,
+        unclaimed=ReportTable.of(("parameter",), [(item,) for item in law_set.unclaimed], 100),
+        plot=_numbers_by_family(name, law_set) if len(law_set) else None,
     )
 
 
@@ -63,8 +63,8 @@ def _held(epsilon: float) -> str:
 
 def share(value: Any) -> float | None:
     """Return a share of parameters from a record, which holds the number or what it is made of."""
-    found = value.get("parameters") if isinstance(value, Mapping) else value
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= 1 else None
+    count = value.get("parameters") if isinstance(value, Mapping) else value
+    return float(count) if isinstance(count, int | float) and not isinstance(count, bool) and 0 <= count <= 1 else None
 
 
 def _numbers_by_family(name: str, law_set: LawSet) -> Plot:

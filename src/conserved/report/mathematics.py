@@ -27,8 +27,8 @@ _LONGEST = 4000
 
 def typeset(latex: str, *, display: bool = True) -> Markup:
     """Return a formula as MathML with its source as a label; the escaped source itself where it is not understood."""
-    found = _converted(latex, display)
-    return Markup("<code class='latex'>{}</code>").format(latex) if found is None else found
+    mathml = _converted(latex, display)
+    return Markup("<code class='latex'>{}</code>").format(latex) if mathml is None else mathml
 
 
 def _converted(latex: str, display: bool) -> Markup | None:

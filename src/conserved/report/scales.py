@@ -29,8 +29,8 @@ class Scale:
     def raw(self, value: Any) -> float | None:
         """Return a value in units of the axis; None for what has no place on it."""
         if self.categories:
-            place = str(value)
-            return float(self.categories.index(place)) if place in self.categories else _number(value)
+            label = str(value)
+            return float(self.categories.index(label)) if label in self.categories else _number(value)
         result = _number(value)
         if result is None or not self.log:
             return result
@@ -38,17 +38,17 @@ class Scale:
 
     def at(self, value: Any) -> float | None:
         """Return where a value is on paper."""
-        found = self.raw(value)
-        return None if found is None else self.along(found)
+        raw_value = self.raw(value)
+        return None if raw_value is None else self.along(raw_value)
 
     def along(self, raw: float) -> float:
         """Return where something in units of the axis is on paper."""
         return self.start + (raw - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def inside(self, place: float) -> bool:
+    def inside(self, coordinate: float) -> bool:
         """Return whether a place is on the axis, with a little room for rounding."""
         first, last = sorted((self.start, self.end))
-        return first - 0.5 <= place <= last + 0.5
+        return first - 0.5 <= coordinate <= last + 0.5
 
     def ticks(self, layout: Mapping[str, Any]) -> list[Tick]:
         """Return the layout's own ticks, or round numbers, whole powers of ten, or every category."""
@@ -56,7 +56,9 @@ class Scale:
         if isinstance(own, Sequence) and not isinstance(own, str):
             texts = layout.get("ticktext") or [_plain(value) for value in own]
             chosen = [(self.at(value), str(text)) for value, text in zip(own, texts, strict=False)]
-            return [(place, text) for place, text in chosen if place is not None and self.inside(place)]
+            return [
+                (coordinate, text) for coordinate, text in chosen if coordinate is not None and self.inside(coordinate)
+            ]
         if self.categories:
             step = -(-len(self.categories) // _MOST_CATEGORIES)
             return [(self.along(float(n)), text) for n, text in enumerate(self.categories) if n % step == 0]
@@ -77,7 +79,7 @@ def scale_of(values: Sequence[Any], layout: Mapping[str, Any], *, zero: bool = F
         ends = (len(names) - 0.5, -0.5) if flip else (-0.5, max(len(names), 1) - 0.5)
         return Scale(low=ends[0], high=ends[1], categories=names)
     log = kind == "log"
-    numbers = [value for one in values if (value := _number(one)) is not None and (value > 0 or not log)]
+    numbers = [value for raw in values if (value := _number(raw)) is not None and (value > 0 or not log)]
     given = layout.get("range")
     if isinstance(given, Sequence) and len(given) == 2 and all(_number(end) is not None for end in given):
         return Scale(low=float(given[0]), high=float(given[1]), log=log)
@@ -101,10 +103,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
@@ -114,25 +116,27 @@ def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
     step = min((unit * times for times in (1, 2, 5, 10)), key=lambda size: abs(span / size - about))
     first, last = sorted((low, high))
     start = math.ceil(first / step - 1e-9)
-    return [place * step + 0.0 for place in range(start, math.floor(last / step + 1e-9) + 1)]
+    return [index * step + 0.0 for index in range(start, math.floor(last / step + 1e-9) + 1)]
 
 
 def _decades(low: float, high: float, most: int = 7) -> list[float]:
     """Whole powers of ten; where fewer than two fit, 2 and 5 times them as well."""
     first, last = sorted((low, high))
-    whole = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
-    if len(whole) >= 2:
-        step = -(-len(whole) // most)
-        return [float(place) for place in whole if place % step == 0]
+    exponents = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
+    if len(exponents) >= 2:
+        step = -(-len(exponents) // most)
+        return [float(exponent) for exponent in exponents if exponent % step == 0]
     between = [
-        place + math.log10(times) for place in range(math.floor(first), math.ceil(last) + 1) for times in (1, 2, 5)
+        exponent + math.log10(times)
+        for exponent in range(math.floor(first), math.ceil(last) + 1)
+        for times in (1, 2, 5)
     ]
-    return [value for value in between if first <= value <= last] or [float(place) for place in whole]
+    return [value for value in between if first <= value <= last] or [float(exponent) for exponent in exponents]
 
 
 def _power(exponent: float) -> str:
-    whole = round(exponent)
-    return {0: "1", 1: "10"}.get(whole, f"10{raised(whole)}")
+    rounded = round(exponent)
+    return {0: "1", 1: "10"}.get(rounded, f"10{raised(rounded)}")
 
 
 def _between(exponent: float) -> str:
@@ -140,8 +144,8 @@ def _between(exponent: float) -> str:
     value = 10.0**exponent
     if 1e-3 <= value < 1e4:
         return f"{value:.3g}"
-    whole = math.floor(exponent + 1e-9)
-    return f"{value / 10.0**whole:.0f}×10{raised(whole)}"
+    exponent_floor = math.floor(exponent + 1e-9)
+    return f"{value / 10.0**exponent_floor:.0f}×10{raised(exponent_floor)}"
 
 
 def _plain(value: Any) -> str:

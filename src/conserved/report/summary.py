@@ -38,9 +38,9 @@ def headlines(contents: Contents) -> tuple[Headline, ...]:
 
 def verdict_line(contents: Contents) -> tuple[Status, str]:
     """The report in one line: what is wrong if anything is, otherwise what was shown and for how much of the model."""
-    found = [item for item in headlines(contents) if item.status is not None]
-    status = overall(*(item.status for item in found if item.status is not None))
-    wrong = [item for item in found if item.status is Status.REFUTED]
+    decided = [item for item in headlines(contents) if item.status is not None]
+    status = overall(*(item.status for item in decided if item.status is not None))
+    wrong = [item for item in decided if item.status is Status.REFUTED]
     if wrong:
         return status, _sentence([f"{item.label.lower()}: {item.figure} {item.sentence}" for item in wrong])
     parts = [part for part in (_audited(contents), _accounted(contents), _measured(contents)) if part]
@@ -75,8 +75,8 @@ def _accounted(contents: Contents) -> str:
 
 
 def _measured(contents: Contents) -> str:
-    judged = sum(item.holds is not None for plot in contents.figures for item in plot.findings)
-    return f"all {judged} measured statements hold" if judged else ""
+    count = sum(item.holds is not None for plot in contents.figures for item in plot.findings)
+    return f"all {count} measured statements hold" if count else ""
 
 
 def findings(contents: Contents) -> tuple[str, ...]:
@@ -97,13 +97,13 @@ def hero(contents: Contents) -> Plot | None:
     latest run; an audit's residuals; the first figure.
     """
     alarmed = [run.residuals for run in contents.runs if run.alarm_count and run.residuals]
-    told = [plot for plot in contents.figures if plot.section == "audit"]
+    audit_plots = [plot for plot in contents.figures if plot.section == "audit"]
     causes = [run.causes for run in reversed(contents.runs) if run.causes]
     failed = [audit.plot for audit in contents.audits if audit.plot and not audit.as_expected]
     audits = [audit.plot for audit in contents.audits if audit.plot]
     heads = [plot for probe in contents.attention for plot in probe.plots]
     numbers = [section.plot for section in contents.laws if section.plot]
-    ranked = [*failed, *alarmed, *told, *causes, *audits, *contents.figures, *heads, *numbers]
+    ranked = [*failed, *alarmed, *audit_plots, *causes, *audits, *contents.figures, *heads, *numbers]
     if not ranked:
         return None
     layout = {key: value for key, value in ranked[0].layout.items() if key != "height"}
@@ -141,16 +141,16 @@ def overall(*statuses: Status) -> Status:
 
 
 def _figures(contents: Contents) -> Headline:
-    judged = [item.holds for plot in contents.figures for item in plot.findings if item.holds is not None]
-    held = sum(judged)
+    verdicts = [item.holds for plot in contents.figures for item in plot.findings if item.holds is not None]
+    held = sum(verdicts)
     failed = [item.what for plot in contents.figures for item in plot.findings if item.holds is False]
     sentence = f"measured statements hold, in {len(contents.figures)} {_plural('figure', len(contents.figures))}"
     if contents.trajectories:
         sentence += f" from {contents.trajectories:,} training runs"
-    status = None if not judged else Status.VERIFIED if held == len(judged) else Status.REFUTED
+    status = None if not verdicts else Status.VERIFIED if held == len(verdicts) else Status.REFUTED
     return Headline(
         label="Figures",
-        figure=f"{held} of {len(judged)}",
+        figure=f"{held} of {len(verdicts)}",
         sentence=sentence + (f"; not so: {failed[0]}" if failed else ""),
         status=status,
     )

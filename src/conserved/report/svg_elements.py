@@ -43,8 +43,8 @@ def width_of(text: Any, size: float = 11.5) -> float:
 
 def shortened(text: Any, room: float, size: float = 11.5) -> str:
     """A label cut to the room there is; the whole of it is in the numbers beside the plot."""
-    said, most = plain(text), max(int(min(room, 1e4) / (0.56 * size)), 4)
-    return said if len(said) <= most else f"{said[: most - 1]}…"
+    words, most = plain(text), max(int(min(room, 1e4) / (0.56 * size)), 4)
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def number(value: float) -> str:

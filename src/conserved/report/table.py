@@ -29,9 +29,9 @@ class ReportTable:
         if wrong:
             raise ValueError(f"a table of {len(columns)} columns has a row of {len(wrong[0])}")
         right = {
-            place
-            for place in range(len(columns))
-            if body and all(isinstance(row[place], int | float) or row[place] is None for row in body)
+            index
+            for index in range(len(columns))
+            if body and all(isinstance(row[index], int | float) or row[index] is None for row in body)
         }
         return ReportTable(
             columns=tuple(map(str, columns)),

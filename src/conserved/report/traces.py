@@ -60,33 +60,33 @@ def trace_marks(
 ) -> str:
     """Everything that is drawn in a panel, in the order it is given; bars behind the rest."""
     bars = [(trace, shade) for trace, shade in traces if trace.get("type") == "bar"]
-    found = [_bars(bars, x, y, layout)] if bars else []
+    marks = [_bars(bars, x, y, layout)] if bars else []
     for trace, shade in traces:
         kind = trace.get("type", "scatter")
         if kind == "scatter":
-            found.append(_scatter(trace, shade.colour, x, y))
+            marks.append(_scatter(trace, shade.colour, x, y))
         elif kind == "heatmap":
-            found.append(_heatmap(trace, x, y))
-    return f'<g class="marks">{"".join(found)}</g>'
+            marks.append(_heatmap(trace, x, y))
+    return f'<g class="marks">{"".join(marks)}</g>'
 
 
 def _places(trace: Mapping[str, Any], x: Scale, y: Scale) -> Iterator[tuple[int, float | None, float | None]]:
     across, up = trace.get("x"), trace.get("y")
     up = up if isinstance(up, Sequence) and not isinstance(up, str) else ()
     across = across if isinstance(across, Sequence) and not isinstance(across, str) else range(len(up))
-    for place, (one, other) in enumerate(zip(across, up, strict=False)):
-        yield place, x.at(one), y.at(other)
+    for index, (first, other) in enumerate(zip(across, up, strict=False)):
+        yield index, x.at(first), y.at(other)
 
 
 def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
     places = list(_places(trace, x, y))
     mode = str(trace.get("mode") or ("lines" if len(places) > 1 else "markers"))
     name = plain(trace.get("name") or "")
-    found = []
+    marks = []
     if trace.get("fill") == "toself":
         outline = [(a, b) for _, a, b in places if a is not None and b is not None]
         fill = colour(trace.get("fillcolor"), shade)
-        found.append(path(polyline([_held(outline, x, y)], closed=True), f"fill:{fill};stroke:none"))
+        marks.append(path(polyline([_held(outline, x, y)], closed=True), f"fill:{fill};stroke:none"))
     elif "lines" in mode:
         line = trace.get("line") if isinstance(trace.get("line"), Mapping) else {}
         pieces = [_thinned(piece) for piece in _pieces(places, x, y)]
@@ -94,23 +94,23 @@ def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
             pieces = [_stepped(piece) for piece in pieces]
         drawn = polyline(pieces)
         if drawn:
-            found.append(path(drawn, stroke(line, shade, opacity=trace.get("opacity", 1)), kind="line", title=name))
+            marks.append(path(drawn, stroke(line, shade, opacity=trace.get("opacity", 1)), kind="line", title=name))
     if "markers" in mode:
-        found.append(_markers(trace, places, shade, x, y))
-    return "".join(found)
+        marks.append(_markers(trace, places, shade, x, y))
+    return "".join(marks)
 
 
 def _pieces(
     places: Sequence[tuple[int, float | None, float | None]], x: Scale, y: Scale
 ) -> list[list[tuple[float, float]]]:
     """Runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
-    found: list[list[tuple[float, float]]] = [[]]
+    pieces: list[list[tuple[float, float]]] = [[]]
     for _, a, b in places:
         if a is None or b is None:
-            found.append([])
+            pieces.append([])
         else:
-            found[-1].append((a, b))
-    return [_held(piece, x, y) for piece in found if piece]
+            pieces[-1].append((a, b))
+    return [_held(piece, x, y) for piece in pieces if piece]
 
 
 def _held(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> list[tuple[float, float]]:
@@ -123,7 +123,7 @@ def _thinned(points: list[tuple[float, float]], most: int = 700) -> list[tuple[f
     """A long line without what cannot be seen: of the points in a column of pixels the first, extreme and last ones."""
     if len(points) <= most:
         return points
-    kept: list[tuple[float, float]] = []
+    points_shown: list[tuple[float, float]] = []
     column: list[tuple[float, float]] = []
     for point in [*points, (math.inf, 0.0)]:
         if column and (math.isinf(point[0]) or int(point[0]) != int(column[0][0])):
@@ -132,10 +132,10 @@ def _thinned(points: list[tuple[float, float]], most: int = 700) -> list[tuple[f
                 min(range(len(column)), key=lambda n: column[n][1]),
                 max(range(len(column)), key=lambda n: column[n][1]),
             }
-            kept += [column[place] for place in sorted(chosen)]
+            points_shown += [column[index] for index in sorted(chosen)]
             column = []
         column.append(point)
-    return kept
+    return points_shown
 
 
 def _stepped(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -172,11 +172,11 @@ def _markers(
     return "".join(path(mark(a, b, symbol, size), style, kind="point", title=_said(trace, n)) for n, a, b in seen)
 
 
-def _said(trace: Mapping[str, Any], place: int, field: str = "y") -> str:
+def _said(trace: Mapping[str, Any], index: int, field: str = "y") -> str:
     """Return what a mark is, when it is pointed at."""
     texts, values = trace.get("text"), trace.get(field)
-    own = texts[place] if isinstance(texts, Sequence) and not isinstance(texts, str) and place < len(texts) else ""
-    value = values[place] if isinstance(values, Sequence) and place < len(values) else None
+    own = texts[index] if isinstance(texts, Sequence) and not isinstance(texts, str) and index < len(texts) else ""
+    value = values[index] if isinstance(values, Sequence) and index < len(values) else None
     label = own or trace.get("name") or ""
     return f"{plain(label)}: {numeral(value)}" if label else numeral(value)
 
@@ -184,18 +184,18 @@ def _said(trace: Mapping[str, Any], place: int, field: str = "y") -> str:
 def _bars(bars: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, layout: Mapping[str, Any]) -> str:
     flat = bars[0][0].get("orientation") == "h"
     along, value_axis = (y, x) if flat else (x, y)
-    positions = [{along.raw(one) for one in (trace.get("y" if flat else "x") or ())} for trace, _ in bars]
+    positions = [{along.raw(category) for category in (trace.get("y" if flat else "x") or ())} for trace, _ in bars]
     shared = any(a & b for n, a in enumerate(positions) for b in positions[:n])
     slots = len(bars) if shared and layout.get("barmode") != "overlay" else 1
-    every = sorted(place for place in set().union(*positions) if place is not None)
+    every = sorted(index for index in set().union(*positions) if index is not None)
     unit = min((b - a for a, b in itertools.pairwise(every)), default=1.0)
     zero = value_axis.at(0.0)
     base = zero if zero is not None and value_axis.inside(zero) else value_axis.start
-    found = []
+    marks = []
     for slot, (trace, shade) in enumerate(bars):
         names, values = trace.get("y" if flat else "x") or (), trace.get("x" if flat else "y") or ()
-        for place, (one, value) in enumerate(zip(names, values, strict=False)):
-            middle, end = along.raw(one), value_axis.at(value)
+        for index, (category, value) in enumerate(zip(names, values, strict=False)):
+            middle, end = along.raw(category), value_axis.at(value)
             if middle is None or end is None:
                 continue
             offset = 0.76 * unit * ((slot % slots - (slots - 1) / 2) / slots)
@@ -204,11 +204,11 @@ def _bars(bars: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, l
             corners = f"M{number(base)},{number(low)}H{number(end)}V{number(high)}H{number(base)}Z"
             if not flat:
                 corners = f"M{number(low)},{number(base)}V{number(end)}H{number(high)}V{number(base)}Z"
-            said = _said({**trace, "text": ()}, place, "x" if flat else "y")
-            found.append(path(corners, f"fill:{shade.colour}", kind="bar", title=f"{plain(one)} · {said}"))
-            if flat and trace.get("textposition") == "outside" and place < len(trace.get("text") or ()):
-                found.append(words(end + 5, (low + high) / 2 + 4, trace["text"][place], kind="tick"))
-    return "".join(found)
+            label = _said({**trace, "text": ()}, index, "x" if flat else "y")
+            marks.append(path(corners, f"fill:{shade.colour}", kind="bar", title=f"{plain(category)} · {label}"))
+            if flat and trace.get("textposition") == "outside" and index < len(trace.get("text") or ()):
+                marks.append(words(end + 5, (low + high) / 2 + 4, trace["text"][index], kind="tick"))
+    return "".join(marks)
 
 
 def heat_of(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[list[Any]]]:
@@ -224,7 +224,7 @@ def _heatmap(trace: Mapping[str, Any], x: Scale, y: Scale) -> str:
     known = [value for row in grid for value in row if isinstance(value, int | float) and math.isfinite(value)]
     low = trace.get("zmin", min(known, default=0.0))
     high = trace.get("zmax", max(known, default=1.0))
-    found = []
+    cells = []
     for name, row in zip(rows, grid, strict=False):
         up = y.raw(name)
         for column, value in zip(columns, row, strict=False):
@@ -236,17 +236,17 @@ def _heatmap(trace: Mapping[str, Any], x: Scale, y: Scale) -> str:
             share = min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
             corners = f"M{number(left)},{number(top + 0.5)}H{number(right)}V{number(bottom - 0.5)}H{number(left)}Z"
             title = f"{plain(name)} · {plain(column)}: {numeral(value)}"
-            found.append(path(corners, f"fill:{_ramp(share)}", kind="cell", title=title))
+            cells.append(path(corners, f"fill:{_ramp(share)}", kind="cell", title=title))
             if len(known) <= _MOST_CELLS and right - left > 26:
                 kind = "cell-dark" if share > 0.5 else "cell-light"
-                found.append(
+                cells.append(
                     words((left + right) / 2, (top + bottom) / 2 + 4, f"{value:.2g}", anchor="middle", kind=kind)
                 )
-    return "".join(found)
+    return "".join(cells)
 
 
 def _ramp(share: float) -> str:
     """Return the colour of a share, between two steps of the page's ramp."""
-    place = share * 4
-    step = min(int(place), 3)
-    return f"color-mix(in srgb, var(--ramp-{step + 1}) {100 * (place - step):.0f}%, var(--ramp-{step}))"
+    position = share * 4
+    step = min(int(position), 3)
+    return f"color-mix(in srgb, var(--ramp-{step + 1}) {100 * (position - step):.0f}%, var(--ramp-{step}))"

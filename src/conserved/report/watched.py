@@ -119,14 +119,28 @@ def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
             f"The account closes: in all {run.steps:,} steps and {run.laws:,} laws what is neither first nor second "
             f"order is at most {numeral(excess)} of what rounding explains."
         )
+    account += _attention_precision(run)
     if not trouble:
         return Status.VERIFIED, account
     return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}. {account}"
 
 
+def _attention_precision(run: Digest) -> str:
+    """Say in how many audited steps attention's gradients were mostly rounding; nothing if in none."""
+    share = [value for value in run.readings.get("audit/mostly_rounding", ()) if math.isfinite(value)]
+    high = [value for value in share if value > 0]
+    if not high:
+        return ""
+    return (
+        f" Attention in half precision: in {len(high):,} of {len(share):,} audited steps the gradients of up to "
+        f"{max(high):.0%} of its heads were mostly rounding of the kernel, not a wrong backward pass; "
+        "conserved.attention.centered mends it."
+    )
+
+
 def _peak(steps: Sequence[FamilyStep]) -> float:
-    found = [abs(step.numbers["observed"]) for step in steps]
-    return max((math.inf if math.isnan(value) else value for value in found), default=0.0)
+    sizes = [abs(step.numbers["observed"]) for step in steps]
+    return max((math.inf if math.isnan(value) else value for value in sizes), default=0.0)
 
 
 def _positive(values: Sequence[float]) -> list[float | None]:
@@ -190,8 +204,8 @@ def _residuals(run: Digest) -> Plot:
     """The worst law of every step and of every audit, in units of what rounding explains; alarms are marked."""
     worst: dict[int, float] = {}
     for steps in run.ledger.values():
-        for one in steps:
-            worst[one.step] = max(worst.get(one.step, 0.0), abs(one.numbers["excess"]))
+        for step_record in steps:
+            worst[step_record.step] = max(worst.get(step_record.step, 0.0), abs(step_record.numbers["excess"]))
     at = sorted(worst)
     data = [
         line("account", at, _positive([worst[step] for step in at])),
@@ -202,9 +216,9 @@ def _residuals(run: Digest) -> Plot:
     alarms = [alarm for alarm in run.alarms if alarm.value > 0]
     if alarms:
         heights = [alarm.value / alarm.limit if alarm.limit > 0 else None for alarm in alarms]
-        said = [f"{alarm.code} of {alarm.law}" for alarm in alarms]
+        labels = [f"{alarm.code} of {alarm.law}" for alarm in alarms]
         marker = {"symbol": "x", "size": 10, "color": "var(--refuted)"}
-        data.append(trace("markers", "alarm", [alarm.step for alarm in alarms], heights, text=said, marker=marker))
+        data.append(trace("markers", "alarm", [alarm.step for alarm in alarms], heights, text=labels, marker=marker))
     return Plot(
         anchor=f"run-{run.name}-residuals",
         title="What audits and the account leave over",
@@ -218,14 +232,14 @@ def _residuals(run: Digest) -> Plot:
 
 def _readings(run: Digest) -> tuple[Plot, ...]:
     """One small figure for each series that changes; series have units of their own, and share no axis."""
-    found = []
+    plots = []
     for name, values in run.readings.items():
         known = {value for value in values if math.isfinite(value)}
         if len(known) < 2 or name.endswith(_BOOKKEEPING):
             continue
         last = next(value for value in reversed(values) if math.isfinite(value))
         positive = min(known) > 0 and max(known) > 100 * min(known)
-        found.append(
+        plots.append(
             Plot(
                 anchor=f"run-{run.name}-reading-{name}",
                 title=name,
@@ -235,7 +249,7 @@ def _readings(run: Digest) -> tuple[Plot, ...]:
                 small=True,
             )
         )
-    return tuple(found[:_READINGS_DRAWN])
+    return tuple(plots[:_READINGS_DRAWN])
 
 
 def _last(run: Digest) -> ReportTable:
@@ -243,9 +257,9 @@ def _last(run: Digest) -> ReportTable:
     causes = list(run.totals)
     fields = ("observed", "first_order", "second_order", "residual", "bound")
     rows = []
-    for family, (*_, one) in run.ledger.items():
-        numbers = [one.numbers[field] for field in fields]
-        rows.append([family, one.law, *numbers, *(one.causes.get(cause) for cause in causes)])
+    for family, (*_, family_step) in run.ledger.items():
+        numbers = [family_step.numbers[field] for field in fields]
+        rows.append([family, family_step.law, *numbers, *(family_step.causes.get(cause) for cause in causes)])
     parts = ("observed", "= first order", "+ second order", "+ residual", "rounding")
     named = (f"first order: {cause}" for cause in causes)
     return ReportTable.of(("kind", "law that changed most", *parts, *named), rows)
@@ -254,7 +268,7 @@ def _last(run: Digest) -> ReportTable:
 def _drifts(run: Digest) -> ReportTable:
     return ReportTable.of(
         ("kind", "laws", "error of eq. (10)", "law that drifted most", "drift since the start", "accounted for"),
-        [(one.family, one.laws, one.error, one.law, one.drift, one.predicted) for one in run.drifts],
+        [(drift.family, drift.laws, drift.error, drift.law, drift.drift, drift.predicted) for drift in run.drifts],
     )
 
 

@@ -100,5 +100,5 @@ class BackgroundSink(Sink):
                 self._busy = False
                 if problem is not None and self.failure is None:
                     self.failure = problem
-                    self._jobs = deque(one for one in self._jobs if one == self.sink.close)
+                    self._jobs = deque(pending for pending in self._jobs if pending == self.sink.close)
                 self._changed.notify_all()

@@ -42,15 +42,15 @@ class JsonLines(Sink):
         others may be writing to them."""
         text = self.path.read_bytes()
         with undamaged(self.path):
-            kept = [
+            lines = [
                 json.dumps(line)
                 for line in _parsed(self.path, text)
                 if not (line.get("run") == self._run and line["step"] > step)
             ]
-        if len(kept) == text.count(b"\n") and (not text or text.endswith(b"\n")):
+        if len(lines) == text.count(b"\n") and (not text or text.endswith(b"\n")):
             return
         fresh = self.path.with_suffix(".tmp")
-        fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        fresh.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         fresh.replace(self.path)
 
     def write(self, record: StepRecord) -> None:
@@ -90,10 +90,10 @@ def lines(path: str | Path) -> list[dict[str, Any]]:
 
 def _parsed(path: Path, text: bytes) -> list[dict[str, Any]]:
     with undamaged(path):
-        found = [json.loads(line) for line in text.split(b"\n")[:-1]]
-    if not all(isinstance(line, dict) for line in found):
+        records = [json.loads(line) for line in text.split(b"\n")[:-1]]
+    if not all(isinstance(line, dict) for line in records):
         raise BrokenStoreError(f"{path} is damaged: not every line is an object.")
-    return found
+    return records
 
 
 def _finite(value: Any) -> Any:

@@ -111,7 +111,7 @@ def spread(steps: Sequence[int], most: int) -> list[int]:
     if len(steps) <= most:
         return list(steps)
     last = len(steps) - 1
-    return [steps[round(place * last / (most - 1))] for place in range(most)]
+    return [steps[round(index * last / (most - 1))] for index in range(most)]
 
 
 _AT = "select value from json_each(?)"
@@ -141,25 +141,25 @@ def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str,
 
 def _held(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
     """Series of numbers that stay known until the next one comes; after the last nothing is known."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     for step, name, value in sorted(rows):
-        found.setdefault(name, []).append((step, real(value)))
-    return {name: tuple(_latest(values, shown)) for name, values in sorted(found.items())}
+        series.setdefault(name, []).append((step, real(value)))
+    return {name: tuple(_latest(values, shown)) for name, values in sorted(series.items())}
 
 
 def _latest(values: list[tuple[int, float]], shown: list[int]) -> Iterator[float]:
     end = bisect_left(shown, values[-1][0])
     for at, step in enumerate(shown):
-        place = bisect_right(values, (step, float("inf"))) - 1
-        yield values[place][1] if place >= 0 and at <= end else float("nan")
+        index = bisect_right(values, (step, float("inf"))) - 1
+        yield values[index][1] if index >= 0 and at <= end else float("nan")
 
 
 def _series(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
     """Rows of (step, name, value) as one series for every name; what was not written is not a number."""
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     for step, name, value in rows:
-        found.setdefault(name, {})[step] = real(value)
-    return {name: tuple(values.get(step, float("nan")) for step in shown) for name, values in sorted(found.items())}
+        series.setdefault(name, {})[step] = real(value)
+    return {name: tuple(values.get(step, float("nan")) for step in shown) for name, values in sorted(series.items())}
 
 
 def _ledger(store: RunStore, run: int, at: str) -> dict[str, tuple[FamilyStep, ...]]:
@@ -183,12 +183,12 @@ def _ledger(store: RunStore, run: int, at: str) -> dict[str, tuple[FamilyStep, .
         run,
     ):
         causes.setdefault((step, law), {})[cause] = real(amount)
-    found: dict[str, list[FamilyStep]] = {}
+    ledger: dict[str, list[FamilyStep]] = {}
     for step, family, law, name, *numbers, _ in rows:
         values = dict(zip(NUMBERS, map(real, numbers), strict=True))
-        one = FamilyStep(step=step, family=family, law=name, numbers=values, causes=causes.get((step, law), {}))
-        found.setdefault(family, []).append(one)
-    return {family: tuple(steps) for family, steps in sorted(found.items())}
+        entry = FamilyStep(step=step, family=family, law=name, numbers=values, causes=causes.get((step, law), {}))
+        ledger.setdefault(family, []).append(entry)
+    return {family: tuple(steps) for family, steps in sorted(ledger.items())}
 
 
 def _drifts(store: RunStore, run: int, last: int) -> tuple[FamilyDrift, ...]:

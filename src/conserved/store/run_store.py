@@ -296,22 +296,22 @@ class RunStore:
 
     def _by_step(self, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, float]]:
         """Rows of (step, name, value)."""
-        found: dict[int, dict[str, float]] = {}
+        steps: dict[int, dict[str, float]] = {}
         with undamaged(self.path):
             for step, name, value in rows:
-                found.setdefault(step, {})[name] = real(value)
-        return found
+                steps.setdefault(step, {})[name] = real(value)
+        return steps
 
-    def _text(self, value: Any, what: str) -> str:
+    def _text(self, value: Any, label: str) -> str:
         if not isinstance(value, str):
-            raise BrokenStoreError(f"{self.path} is damaged: {what} is {type(value).__name__}, not text.")
+            raise BrokenStoreError(f"{self.path} is damaged: {label} is {type(value).__name__}, not text.")
         return value
 
     def _id(self, run: str) -> int:
-        found = self.select("select id from run where name = ?", run)
-        if not found:
+        rows = self.select("select id from run where name = ?", run)
+        if not rows:
             raise KeyError(f"There is no run {run!r} in {self.path}. There are: {', '.join(self.runs()) or 'none'}.")
-        return int(found[0][0])
+        return int(rows[0][0])
 
 
 def store_document(path: str | Path, kind: str, name: str, content: Mapping[str, Any]) -> None:
@@ -417,16 +417,16 @@ class SQLite(Sink):
         assert self._db is not None, "begin() opens the store"
         self._mark.check()
         at = (self._run, record.step)
-        whole = self._detail is None or bool(record.alarms) or detailed(record.step, self._detail)
-        self._late = None if whole else record
-        readings = dict(record.readings) if whole else dict(record.readings) | record.totals()
+        detailed_step = self._detail is None or bool(record.alarms) or detailed(record.step, self._detail)
+        self._late = None if detailed_step else record
+        readings = dict(record.readings) if detailed_step else dict(record.readings) | record.totals()
         with transaction(self._db, self.path) as db:
             self._check_own(db)
             _insert(db, "step", [(*at, time.time(), int(record.skipped))])
-            if whole:
+            if detailed_step:
                 self._write_rows(db, record)
             _insert(db, "reading", ((*at, name, value) for name, value in readings.items()))
-            _insert(db, "alarm", (_alarm_row(self._run, n, one) for n, one in enumerate(record.alarms)))
+            _insert(db, "alarm", (_alarm_row(self._run, n, alarm) for n, alarm in enumerate(record.alarms)))
 
     def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
         """A row for every law, and one for each of its causes."""
@@ -455,10 +455,10 @@ class SQLite(Sink):
         self._db = None
 
     def _refuse_if_taken(self, db: sqlite3.Connection) -> None:
-        found = db.execute(
+        row = db.execute(
             "select machine, process, began, since, token from writer where run = ?", (self._run,)
         ).fetchone()
-        if found is None or not (other := Writer(*found)).elsewhere():
+        if row is None or not (other := Writer(*row)).elsewhere():
             return
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(other.since))
         raise RunTakenError(
@@ -467,9 +467,9 @@ class SQLite(Sink):
         )
 
     def _check_own(self, db: sqlite3.Connection) -> None:
-        found = db.execute("select process, token from writer where run = ?", (self._run,)).fetchone()
-        if found is None or found[1] != self._writer.token:
-            who = "by another writer, which has finished" if found is None else f"by a writer in process {found[0]}"
+        writer = db.execute("select process, token from writer where run = ?", (self._run,)).fetchone()
+        if writer is None or writer[1] != self._writer.token:
+            who = "by another writer, which has finished" if writer is None else f"by a writer in process {writer[0]}"
             raise RunTakenError(
                 f"The run {self._name!r} in {self.path} was taken over {who}; this step is not written, so that the "
                 "two are not mixed. Give every run a name of its own with run=."
@@ -486,8 +486,10 @@ def detailed(step: int, most: int) -> bool:
 
 def estimate(laws: int, causes: int, steps: int, most: int | None) -> float:
     """About how many bytes a run of so many steps takes."""
-    kept = steps if most is None else min(steps, int(2 * most + most * max(0.0, math.log2(max(steps / (2 * most), 1)))))
-    return kept * laws * (140 + 52 * causes) + steps * 600.0
+    stored = (
+        steps if most is None else min(steps, int(2 * most + most * max(0.0, math.log2(max(steps / (2 * most), 1)))))
+    )
+    return stored * laws * (140 + 52 * causes) + steps * 600.0
 
 
 def _bytes(value: Tensor) -> bytes:

@@ -69,7 +69,7 @@ class LawName:
     def layer(self) -> str:
         """The block up to its first number: "layers.0" of "layers.0.attention"; the block itself if it has none."""
         steps = self.block.split(".")
-        numbered = next((place for place, step in enumerate(steps) if step.isdigit()), len(steps))
+        numbered = next((index for index, step in enumerate(steps) if step.isdigit()), len(steps))
         return ".".join(steps[: numbered + 1])
 
 
@@ -121,7 +121,7 @@ class StepRecord:
         if above is not None:
             name, limit = above
             (chosen,) = torch.where(~(numbers[:, FIELDS.index(name)] <= limit))
-            laws, numbers = [laws[place] for place in chosen.tolist()], numbers[chosen]
+            laws, numbers = [laws[index] for index in chosen.tolist()], numbers[chosen]
         for law, row in zip(laws, numbers.tolist(), strict=True):
             causes = dict(zip(self.causes, row[width:], strict=True))
             result.append(
@@ -157,12 +157,12 @@ class StepRecord:
             return {}
         units = torch.tensor([law.units for law in self.laws], dtype=torch.float64)
         drift = self.numbers[:, FIELDS.index("error")]
-        found = {
+        sums = {
             "total/drift": float((drift * units).sum() / units.sum()),
             "total/observed": float(self.numbers[:, FIELDS.index("observed")].abs().sum()),
             "total/of_rounding": float(self.numbers[:, FIELDS.index("excess")].max()),
         }
-        return found | {f"total/cause/{cause}": amount for cause, amount in self._cause_sums().items()}
+        return sums | {f"total/cause/{cause}": amount for cause, amount in self._cause_sums().items()}
 
     def _cause_sums(self) -> dict[str, float]:
         """By cause, the magnitudes of first-order changes added over all laws."""

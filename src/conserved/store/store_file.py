@@ -107,8 +107,8 @@ class FileMark:
 
     @staticmethod
     def of(path: Path) -> FileMark:
-        found = path.stat()
-        return FileMark(path, (found.st_dev, found.st_ino))
+        status = path.stat()
+        return FileMark(path, (status.st_dev, status.st_ino))
 
     def check(self) -> None:
         """BrokenStoreError unless the path still means that file."""

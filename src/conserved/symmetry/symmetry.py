@@ -48,12 +48,12 @@ def moment_map(
     Returns:
         μ(A, B), in the shape the kind gives it, after the leading axes.
     """
-    batch = torch.broadcast_shapes(*(one.shape[:-2] for one in (*a, *b)))
-    legs = [[one.expand(*batch, *one.shape[-2:]) for one in side] for side in (a, b)]
-    plan = evaluator().of_matrices(kind, degrees, [one.shape for one in legs[0]])
+    batch = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in (*a, *b)))
+    legs = [[matrix.expand(*batch, *matrix.shape[-2:]) for matrix in side] for side in (a, b)]
+    plan = evaluator().of_matrices(kind, degrees, [matrix.shape for matrix in legs[0]])
     theta, gradients = (dict(zip(plan.needs, side, strict=True)) for side in legs)
-    found = torch.stack(plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)]).values())
-    return found.reshape(batch + found.shape[1:])
+    values = torch.stack(plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)]).values())
+    return values.reshape(batch + values.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ class Symmetry:
             KeyError: a parameter is missing.
         """
         self._refuse_less_than_needed(theta)
-        found = [leg.view.of_point(theta[leg.view.parameter]) for leg in self.legs]
-        precision = dtype or reduce(torch.promote_types, (one.dtype for one in found), torch.float32)
-        return [matrix.to(precision) for matrix in found]
+        views = [leg.view.of_point(theta[leg.view.parameter]) for leg in self.legs]
+        precision = dtype or reduce(torch.promote_types, (matrix.dtype for matrix in views), torch.float32)
+        return [matrix.to(precision) for matrix in views]
 
     def _refuse_less_than_needed(self, tensors: Tensors) -> None:
         missing = [name for name in self.parameters if name not in tensors]
@@ -214,8 +214,8 @@ class Symmetry:
         """μ for pairs of sources."""
         for source in sources:
             self._refuse_less_than_needed(source.tensors)
-        found = self.plan.evaluate(sources, pairs, dtype=dtype)
-        return [found.values(pair)[0] for pair in range(len(pairs))]
+        moments = self.plan.evaluate(sources, pairs, dtype=dtype)
+        return [moments.values(pair)[0] for pair in range(len(pairs))]
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow.

@@ -158,12 +158,12 @@ class View:
 
     def squeezed(self) -> View:
         """The same view without grid axes of size one that it does not face; views of equal entries compare equal."""
-        kept = [axis for axis, size in enumerate(self.grid) if size > 1 or axis in self.axes]
+        axes = [axis for axis, size in enumerate(self.grid) if size > 1 or axis in self.axes]
         return replace(
             self,
-            grid=tuple(self.grid[axis] for axis in kept),
-            axes=tuple(kept.index(axis) for axis in self.axes),
-            pick=tuple(self.pick[axis] for axis in kept),
+            grid=tuple(self.grid[axis] for axis in axes),
+            axes=tuple(axes.index(axis) for axis in self.axes),
+            pick=tuple(self.pick[axis] for axis in axes),
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
@@ -180,7 +180,7 @@ class View:
             (axis, p) for axis, p in reversed(list(enumerate(self.pick))) if p is not None and axis not in batch
         )
         gone = [axis for axis, chosen in picks if isinstance(chosen, int)]
-        order = tuple(axis - sum(one < axis for one in gone) for axis in (*batch, *self.axes, *self.rest))
+        order = tuple(axis - sum(removed < axis for removed in gone) for axis in (*batch, *self.axes, *self.rest))
         return Reading(self, picks, order)
 
     def face(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
@@ -275,8 +275,8 @@ class View:
             Text such as o.weight[:,j].
         """
         face = self.text(latex=latex)
-        place = index if self.m == 1 else f":,{index}" if self.transposed else f"{index},:"
-        return rf"{face}_{{{place}}}" if latex else f"{face}[{place}]"
+        position = index if self.m == 1 else f":,{index}" if self.transposed else f"{index},:"
+        return rf"{face}_{{{position}}}" if latex else f"{face}[{position}]"
 
     def __str__(self) -> str:
         return self.text()
@@ -333,8 +333,8 @@ class Reading:
             (batch, n, m).
         """
         view = self.view
-        found = view.chosen(self.of(tensor).reshape(-1, view.faced, view.m))
-        return found + constant * view.offset if constant * view.offset else found
+        rows = view.chosen(self.of(tensor).reshape(-1, view.faced, view.m))
+        return rows + constant * view.offset if constant * view.offset else rows
 
 
 @lru_cache(maxsize=4096)
@@ -368,10 +368,10 @@ def _window(shape: tuple[int, ...], grid: tuple[int, ...], pick: tuple[Pick, ...
     pieces = [(extent, chosen) for extent, chosen in zip(grid, pick, strict=True) if extent != 1]
     texts: list[str] = []
     for size in shape:
-        mine: list[tuple[int, Pick]] = []
-        while prod(extent for extent, _ in mine) < size and pieces:
-            mine.append(pieces.pop(0))
-        text = _slice(mine, size) if prod(extent for extent, _ in mine) == size else None
+        picks: list[tuple[int, Pick]] = []
+        while prod(extent for extent, _ in picks) < size and pieces:
+            picks.append(pieces.pop(0))
+        text = _slice(picks, size) if prod(extent for extent, _ in picks) == size else None
         if text is None:
             return None
         texts.append(text)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conserved.alarm import Alarm
+from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit, Gauge, audit
 from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.audit_result import Row
@@ -47,6 +48,9 @@ AUDIT = "audits"
 
 _COMPARED = 0.25
 """Share of the budget of audits that comparisons with reference form take: each is several passes, most in float32."""
+
+_IRREPRODUCIBLE = "gradients were not reproducible"
+"""Why a step is audited after one in which a replay gave other gradients than the run."""
 
 Cadence = Literal["auto"] | int | None
 
@@ -78,11 +82,14 @@ class AuditEntry:
     """The relative error of a leg that a typical law would have shown, where it was worked out."""
     replays: int = 0
     """Identities above the floor for which the pass was run again."""
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    """The largest predicted rounding errors of dQ and dK of attention, where it runs in half precision."""
 
     def readings(self) -> dict[str, float]:
         """Named numbers for a dashboard."""
         found = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}
         found |= {f"audit/of_rounding/{family}": value for family, value in self.families.items()}
+        found |= {f"audit/{name}": value for name, value in self.rounding.items()}
         found["audit/seconds"] = self.seconds
         return found if self.gauge is None else found | {"audit/gauge": self.gauge}
 
@@ -119,6 +126,8 @@ class Audits:
         self.last: Audit | None = None
         self.notes: list[str] = []
         """Findings about precision, which are not wrong gradients."""
+        self.attention_precision = AttentionPrecision()
+        """How much of dQ and dK of attention in half precision is rounding, by audited step, layer and head."""
         check_cadence(every)
         self.every, self.budget = every, budget
         self.watching = WatchingCost()
@@ -152,6 +161,8 @@ class Audits:
         self.last_step = 0
         """The last step whose gradients were audited."""
         self._why = "the first backward pass"
+        self._next_why = ""
+        """Why the step after the one under way is audited; empty if there is no reason but the budget."""
         self._groups = self._signature()
         self._last: tuple[int, float] | None = None
         """The step of the last regular audit, and when it ended."""
@@ -172,7 +183,7 @@ class Audits:
             # Compiled code runs no hooks, and wrapping a function it calls would compile it anew.
             return
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
-        self._armed.enter_context(keys_seen(self._model, self._gauge.see))
+        self._armed.enter_context(keys_seen(self._model, self._gauge.see, self._gauge.attention_precision))
         if self._terms is None:
             group = layout_with(parts_of(self._model), self._layout).data_parallel
             self._terms = EpsilonTerms(self._model, self._laws, group)
@@ -232,7 +243,7 @@ class Audits:
             self._last = None
         else:
             self._timed(step, began, time.perf_counter())
-        self._why, self.last_step = "", step
+        self._why, self._next_why, self.last_step = self._next_why, "", step
         return result
 
     def due(self, step: int) -> bool:
@@ -294,9 +305,12 @@ class Audits:
         finally:
             self._pass.clear()
         self._remember(result)
+        if gauge is not None:
+            self.attention_precision.take(gauge.attention_precision, step)
         self._note_rounding(result, step)
         self.last = result
-        self.series.append(_entry(result, step, time.perf_counter() - began, self._why or "regular"))
+        entry = _entry(result, step, time.perf_counter() - began, self._why or "regular")
+        self.series.append(replace(entry, rounding=self.attention_precision.readings(step)))
         return result
 
     def _redo(self, replay: RecordedPass, step: int) -> None:
@@ -338,9 +352,14 @@ class Audits:
             LOGGER.info("conserved: step %d: %s", step, found.comparison.verdict.message)
 
     def _note_rounding(self, found: Audit, step: int) -> None:
-        """Say once that key gradients of a kernel are mostly rounding: a note, because the backward pass is right."""
+        """Say once that gradients of a kernel are mostly rounding: a note, because the backward pass is right."""
         rounded = () if found.gauge is None else found.gauge.rounded
-        if not rounded or self.notes:
+        alarms = self.attention_precision.alarms
+        if self.notes or not (rounded or alarms):
+            return
+        if alarms:
+            self.notes.append(f"step {step}: {alarms[0].message}")
+            LOGGER.info("conserved: precision, %s", self.notes[-1])
             return
         worst = max(rounded, key=lambda row: row.residual)
         text = (
@@ -359,12 +378,11 @@ class Audits:
         the loop writes to gradients after the backward pass.
         """
         failing = {row.name for row in found.failures}
-        for name, diagnosis in found.diagnoses.items():
-            former = self._diagnoses.get(name)
-            repeated = former is not None and former.origin in (Origin.TRANSIENT, Origin.LOOP)
-            if diagnosis.origin is Origin.TRANSIENT and repeated:
-                diagnosis = diagnosis.repeated()
-            self._diagnoses[name] = diagnosis
+        self._diagnoses |= found.diagnoses
+        if _irreproducible(found) and self._why != _IRREPRODUCIBLE and alone():
+            # The next step tells a bit flip, which does not come back, from a loop that changes gradients every time.
+            # Of several processes this one alone would look at it, and wait for the others.
+            self._next_why = _IRREPRODUCIBLE
         gone = [name for name, one in self._diagnoses.items() if one.wrong and name not in failing]
         for name in gone:
             del self._diagnoses[name]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from torch import nn
 
 from conserved.alarm import Alarm
+from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit
 from conserved.boundary import LAWS, Boundary, Condition
 from conserved.laws import Dropped, LawSet, Reference
@@ -136,6 +137,14 @@ class RunResults:
     def notes(self) -> tuple[str, ...]:
         """Findings about the precision of the run, which are not wrong gradients."""
         return () if self._audits is None else tuple(self._audits.notes)
+
+    @property
+    def attention_precision(self) -> AttentionPrecision:
+        """How much of dQ and dK of attention in half precision was rounding, by audited step, layer and head.
+
+        It has `.rows`, `.series()`, `.summary()` and `.plot(path)`, a heat map of layers and heads over steps.
+        """
+        return AttentionPrecision() if self._audits is None else self._audits.attention_precision
 
     @property
     def last_audit(self) -> Audit | None:

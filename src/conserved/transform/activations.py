@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from conserved._torch_compat import TorchDispatchMode, storage_key
 
 STATISTICS = ("max", "mean")
 
@@ -48,7 +49,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._owners = {p.untyped_storage()._cdata: (name, p) for name, p in parameters.items() if p.numel()}
+        self._owners = {storage_key(p): (name, p) for name, p in parameters.items() if p.numel()}
         self.largest: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
         self.squares: dict[str, Tensor] = {}
@@ -78,8 +79,8 @@ class _Watch(TorchDispatchMode):
         )
 
     def _owner(self, tensor: Tensor) -> tuple[str, Tensor] | None:
-        found = self._owners.get(tensor.untyped_storage()._cdata)
-        return found if found is not None and found[1].is_contiguous() else None
+        owner = self._owners.get(storage_key(tensor))
+        return owner if owner is not None and owner[1].is_contiguous() else None
 
     def _grouped(self, x: Tensor, weights: Tensor, ends: Tensor | None) -> None:
         """Rows of x in a row belong to one expert each, up to the places in `ends`."""
@@ -102,26 +103,26 @@ class _Watch(TorchDispatchMode):
                 values = values.expand(operand.shape[0], *values.shape)
             self._place(*owner, operand, axis, values)
 
-    def _place(self, name: str, whole: Tensor, part: Tensor, axis: int, values: Tensor) -> None:
+    def _place(self, name: str, parameter: Tensor, part: Tensor, axis: int, values: Tensor) -> None:
         """Note the channels (…, n, samples) of the contracted axis of a part of a parameter in the part's places."""
-        strides = {whole.stride(d): d for d in range(whole.ndim) if whole.shape[d] > 1}
+        strides = {parameter.stride(d): d for d in range(parameter.ndim) if parameter.shape[d] > 1}
         axes = [strides.get(stride) for stride in part.stride()]
         contracted = axes[axis]
         batch = axes[0] if part.ndim == 3 else None
         if contracted is None or (part.ndim == 3 and part.shape[0] > 1 and batch is None):
             return
-        kept = [d for d in range(whole.ndim) if d in (contracted, batch) or d not in axes]
-        shape = [whole.shape[d] if d in kept else 1 for d in range(whole.ndim)]
-        offset = part.storage_offset() - whole.storage_offset()
+        retained_axes = [d for d in range(parameter.ndim) if d in (contracted, batch) or d not in axes]
+        shape = [parameter.shape[d] if d in retained_axes else 1 for d in range(parameter.ndim)]
+        offset = part.storage_offset() - parameter.storage_offset()
         index: list[Any] = []
-        for d in range(whole.ndim):
-            first = offset // max(whole.stride(d), 1) % whole.shape[d]
+        for d in range(parameter.ndim):
+            first = offset // max(parameter.stride(d), 1) % parameter.shape[d]
             size = part.shape[axis] if d == contracted else part.shape[0] if d == batch else 1
-            index.append(slice(first, first + size) if d in kept else slice(None))
+            index.append(slice(first, first + size) if d in retained_axes else slice(None))
         if part.ndim == 3 and batch is not None and contracted < batch:
             values = values.transpose(0, 1)
-        outputs = tuple(d for d in range(whole.ndim) if d != contracted)
-        self._note(name, shape, tuple(index), values, outputs, whole.device)
+        outputs = tuple(d for d in range(parameter.ndim) if d != contracted)
+        self._note(name, shape, tuple(index), values, outputs, parameter.device)
 
     def _note(
         self, name: str, shape: list[int], index: Any, values: Tensor, outputs: tuple[int, ...], device: torch.device
@@ -135,10 +136,10 @@ class _Watch(TorchDispatchMode):
         if list(self.largest[name].shape) != shape or self.outputs[name] != outputs or not values.shape[-1]:
             return
         sizes = values.abs().to(torch.float32 if values.dtype.itemsize < 4 else values.dtype)
-        place = self.largest[name][index]
-        place.copy_(torch.maximum(place, sizes.amax(-1).reshape(place.shape)))
-        self.sums[name][index] += sizes.sum(-1, dtype=torch.float64).reshape(place.shape)
-        self.squares[name][index] += sizes.square().sum(-1, dtype=torch.float64).reshape(place.shape)
+        position = self.largest[name][index]
+        position.copy_(torch.maximum(position, sizes.amax(-1).reshape(position.shape)))
+        self.sums[name][index] += sizes.sum(-1, dtype=torch.float64).reshape(position.shape)
+        self.squares[name][index] += sizes.square().sum(-1, dtype=torch.float64).reshape(position.shape)
         self.counts[name][index] += values.shape[-1]
 
     def _convolution(self, x: Tensor, weight: Tensor, *, transposed: bool, groups: int) -> None:
@@ -192,8 +193,8 @@ def activation_sizes(model: nn.Module, batches: Iterable[ModelInput], *, statist
         ValueError: there are no batches, the statistic is another word, or a parameter is sharded.
     """
     check_statistic(statistic)
-    found = channel_sizes(model, batches)
-    return found.largest if statistic == "max" else found.mean
+    sizes = channel_sizes(model, batches)
+    return sizes.largest if statistic == "max" else sizes.mean
 
 
 def check_statistic(statistic: str) -> None:

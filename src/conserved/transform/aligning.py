@@ -49,8 +49,8 @@ class Aligned(PrintableResult):
     def summary(self) -> str:
         """Return what was done, and what was left alone, as text."""
         worst = sorted(self.remains.items(), key=lambda item: -item[1])[:3]
-        left = ", ".join(f"{name} {size:.2g}" for name, size in worst)
-        text = f"distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds; most remains in {left}"
+        remaining = ", ".join(f"{name} {size:.2g}" for name, size in worst)
+        text = f"distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds; most remains in {remaining}"
         return "\n  ".join([text, *(f"{name} was left alone: {why}" for name, why in self.skipped.items())])
 
 
@@ -110,16 +110,16 @@ def align(
         for meet in (_by_rotations, _by_representatives) if continuous else ():
             if min(distance(goal, way.work) for way in ways) > 1e-6 * before:
                 ways += meet(goal, start, gauge, every)
-        found = min(ways, key=lambda one: distance(goal, one.work))
-        own.write(found.work)
+        best = min(ways, key=lambda item: distance(goal, item.work))
+        own.write(best.work)
     return Aligned(
         parameters=tuple(own.written),
         state=own.state,
-        steps=tuple(_merged(found.steps)),
+        steps=tuple(_merged(best.steps)),
         before=before,
-        after=distance(goal, found.work),
-        remains={n: float((found.work[n] - goal[n]).norm() / goal[n].norm().clamp_min(1e-300)) for n in names},
-        rounds=found.rounds,
+        after=distance(goal, best.work),
+        remains={n: float((best.work[n] - goal[n]).norm() / goal[n].norm().clamp_min(1e-300)) for n in names},
+        rounds=best.rounds,
         skipped=skipped,
     )
 
@@ -187,8 +187,8 @@ def _gone_round(
                 continue
             trial = {name: work[name].clone() for name in symmetry.parameters}
             act_on(symmetry, element, trial)
-            mine = {name: work[name] for name in trial}
-            if distance({n: goal[n] for n in trial}, trial) <= distance({n: goal[n] for n in trial}, mine):
+            own_tensors = {name: work[name] for name in trial}
+            if distance({n: goal[n] for n in trial}, trial) <= distance({n: goal[n] for n in trial}, own_tensors):
                 work |= trial
                 taken.append((symmetry, element))
         now = distance(goal, work)

@@ -29,9 +29,9 @@ SIZES = 2
 """How many numbers of a parameter are sizes; the others are shares between −1 and 1."""
 
 
-def _rounded(value: float, place: int) -> str:
+def _rounded(value: float, index: int) -> str:
     """A size to significant digits, a share to decimals; never a negative zero."""
-    return f"{value:.{DIGITS - 1}e}" if place < SIZES else f"{round(value, DIGITS - 1) + 0.0:.{DIGITS - 1}f}"
+    return f"{value:.{DIGITS - 1}e}" if index < SIZES else f"{round(value, DIGITS - 1) + 0.0:.{DIGITS - 1}f}"
 
 
 def canonical(
@@ -161,9 +161,9 @@ class Fingerprint(PrintableResult):
     def digest(self) -> str:
         """A short text that is equal for equal fingerprints; numbers on the edge of a digit may make it differ."""
         listed = [
-            f"{name}:{_rounded(value, place)}"
+            f"{name}:{_rounded(value, index)}"
             for name, values in sorted(self.numbers.items())
-            for place, value in enumerate(values)
+            for index, value in enumerate(values)
         ]
         return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
 
@@ -188,13 +188,13 @@ class Fingerprint(PrintableResult):
         """
         if self.numbers.keys() != other.numbers.keys():
             return float("inf")
-        if any(len(mine) != len(other.numbers[name]) for name, mine in self.numbers.items()):
+        if any(len(numbers) != len(other.numbers[name]) for name, numbers in self.numbers.items()):
             return float("inf")
         return max(
             (
-                abs(a - b) / (max(abs(a), abs(b), 1e-12) if place < SIZES else 1.0)
-                for name, mine in self.numbers.items()
-                for place, (a, b) in enumerate(zip(mine, other.numbers[name], strict=True))
+                abs(a - b) / (max(abs(a), abs(b), 1e-12) if index < SIZES else 1.0)
+                for name, numbers in self.numbers.items()
+                for index, (a, b) in enumerate(zip(numbers, other.numbers[name], strict=True))
             ),
             default=0.0,
         )
@@ -243,5 +243,5 @@ def fingerprint(
         source = Weights(target)
     spaces = rotating_spaces([*gauge.exact, *gauge.exchanges])
     with torch.no_grad():
-        found = orthogonal_invariants(fix_scales(source, gauge.exact), names, spaces)
-    return Fingerprint(numbers={name: tuple(values) for name, values in found.items()})
+        invariants = orthogonal_invariants(fix_scales(source, gauge.exact), names, spaces)
+    return Fingerprint(numbers={name: tuple(values) for name, values in invariants.items()})

@@ -68,9 +68,9 @@ class Checkpoint(Weights):
                 )
             self._places |= places
         self._known = frozenset(known)
-        self._names = {name: found for name in self._known if (found := self._found(name)) is not None}
-        mine = set(self._names.values())
-        self._strangers = [name for name in self._places if name not in mine] if self._names else []
+        self._names = {name: stored_name for name in self._known if (stored_name := self._found(name)) is not None}
+        stored_names = set(self._names.values())
+        self._strangers = [name for name in self._places if name not in stored_names] if self._names else []
         self.state = {}
         self.written = []
         self.read_bytes = 0
@@ -106,20 +106,22 @@ class Checkpoint(Weights):
         Raises:
             UnmovableError: no file holds it, its shape differs from the model's, or a quantiser stores it as codes.
         """
-        found = self._names.get(name) or self._found(name)
-        if found is None:
+        stored_name = self._names.get(name) or self._found(name)
+        if stored_name is None:
             raise UnmovableError(
                 f"{symmetry.name} moves {name}, which no file in {self.folder} holds: the library renames or joins "
                 "tensors when it loads them. Load the model and equalise it in memory (on the command line: --load)."
             )
-        self._names[name] = found
-        place = self._places[found]
+        self._names[name] = stored_name
+        entry = self._places[stored_name]
         views = [leg.view for leg in symmetry.legs if leg.view.parameter == name]
-        if any(view.shape != place.shape for view in views):
-            raise UnmovableError(f"{found} has shape {place.shape} in the files and {views[0].shape} in the model.")
-        if place.code not in TYPES:
+        if any(view.shape != entry.shape for view in views):
             raise UnmovableError(
-                f"{found} is stored as {place.code}, codes of a quantiser and not numbers that can be scaled. "
+                f"{stored_name} has shape {entry.shape} in the files and {views[0].shape} in the model."
+            )
+        if entry.code not in TYPES:
+            raise UnmovableError(
+                f"{stored_name} is stored as {entry.code}, codes of a quantiser and not numbers that can be scaled. "
                 f"Move the model first and quantise it then, or leave {symmetry.name} out."
             )
 
@@ -132,12 +134,12 @@ class Checkpoint(Weights):
         Returns:
             A new tensor in the stored precision.
         """
-        place = self._place(name)
-        with place.file.open("rb") as file:
-            file.seek(place.start)
-            data = bytearray(file.read(place.size))
-        self.read_bytes += place.size
-        return torch.frombuffer(data, dtype=TYPES[place.code]).reshape(place.shape)
+        entry = self._place(name)
+        with entry.file.open("rb") as file:
+            file.seek(entry.start)
+            data = bytearray(file.read(entry.size))
+        self.read_bytes += entry.size
+        return torch.frombuffer(data, dtype=TYPES[entry.code]).reshape(entry.shape)
 
     def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
         """A tensor in a precision that moves are computed in.
@@ -149,8 +151,8 @@ class Checkpoint(Weights):
         Returns:
             A new tensor, in the stored precision if that is higher.
         """
-        found = self.stored(name)
-        return found.to(torch.promote_types(found.dtype, least))
+        tensor = self.stored(name)
+        return tensor.to(torch.promote_types(tensor.dtype, least))
 
     def write(self, work: Mapping[str, Tensor]) -> None:
         """Round tensors that move together to the stored precision and write them over the copies in `into`.
@@ -173,9 +175,9 @@ class Checkpoint(Weights):
             if self.staging is None:
                 continue
             for target in targets:
-                place = self._places[target]
-                with (self.staging / place.file.name).open("r+b") as file:
-                    file.seek(place.start)
+                entry = self._places[target]
+                with (self.staging / entry.file.name).open("r+b") as file:
+                    file.seek(entry.start)
                     file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     @contextmanager
@@ -196,11 +198,11 @@ class Checkpoint(Weights):
             self.staging = None
 
     def _tied_copies(self, name: str) -> list[str]:
-        place = self._place(name)
+        entry = self._place(name)
         alike = [
             other
             for other in self._strangers
-            if (self._places[other].shape, self._places[other].code) == (place.shape, place.code)
+            if (self._places[other].shape, self._places[other].code) == (entry.shape, entry.code)
         ]
         return [other for other in alike if torch.equal(self.stored(other), self.stored(name))]
 
@@ -290,7 +292,7 @@ def _parts(folder: Path) -> list[str]:
     """Folders within one that a sentence-transformers model is loaded from as well; others are not copied."""
     try:
         listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-        named = [str(one.get("path") or "") for one in listed]
+        named = [str(entry.get("path") or "") for entry in listed]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return []
     return [name for name in named if name and Path(name).name == name and (folder / name).is_dir()]

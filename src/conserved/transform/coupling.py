@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from conserved._torch_compat import tree_leaves
 from conserved.inference.parameter_types import first_use
 from conserved.laws import LawSet
 from conserved.symmetry import Kind, Leg, Symmetry, Tensors
@@ -56,25 +56,25 @@ def _relaxed() -> Iterator[None]:
         if first < 0 or out[first:] != shape:
             # A loss, or what is stretched.
             return fix_all(s)
-        found = power(s, s.type(s.arg(0)), Fraction(1))
+        scaled = power(s, s.type(s.arg(0)), Fraction(1))
         # With many exponents powers have more axes than what they are taken of.
-        return Renumber(tuple(range(first, len(out)))).type(found) if first else found
+        return Renumber(tuple(range(first, len(out)))).type(scaled) if first else scaled
 
     def norm(s: Step) -> Any:
         count, shape = len(s.out), s.arg(1)
         dims = list(range(count - len(shape), count))
-        place = Renumber(tuple(dims))
+        renumber = Renumber(tuple(dims))
         bias = s.arg(3) if "layer_norm" in s.operation.name else None
         result = Type(power(s, s.type(s.arg(0)), Fraction(1)).factors)
         if s.arg(2) is not None:
-            result = Type((*result.factors, *place.type(s.type(s.arg(2))).factors))
+            result = Type((*result.factors, *renumber.type(s.type(s.arg(2))).factors))
         if bias is not None:
             known = s.raw(bias)
             if isinstance(known, ReadPart):
-                within = [one for one in result.factors if set(one.dims) <= set(dims)]
-                fields = [Field(tuple(map(dims.index, one.dims)), one.atoms, one.weight) for one in within]
+                within = [factor for factor in result.factors if set(factor.dims) <= set(dims)]
+                fields = [Field(tuple(map(dims.index, factor.dims)), factor.atoms, factor.weight) for factor in within]
                 known = first_use(s.engine, known, fields, role="bias", entries=False)
-            result = added(s.engine, result, place.type(known))
+            result = added(s.engine, result, renumber.type(known))
         return [Type(result.factors)] + [FIXED] * (len(s.operation.results) - 1)
 
     def size(s: Step) -> Any:
@@ -108,11 +108,11 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
             parameters[name].requires_grad_(False)
         try:
             with _relaxed():
-                found = recognize_unchecked(model, *call.args, **call.kwargs)
+                law_set = recognize_unchecked(model, *call.args, **call.kwargs)
         finally:
             for name in still:
                 parameters[name].requires_grad_(True)
-    return [s for s in found if s.kind.shared == "rows" and _movable(s, parameters)]
+    return [s for s in law_set if s.kind.shared == "rows" and _movable(s, parameters)]
 
 
 def _movable(symmetry: Symmetry, tensors: Tensors) -> bool:
@@ -123,8 +123,8 @@ def _movable(symmetry: Symmetry, tensors: Tensors) -> bool:
 def output_vector(model: nn.Module, call: Call) -> Tensor:
     """All numbers a model returns, as one vector."""
     with torch.no_grad():
-        found = [t for t in tree_leaves(call_with(model, call)) if isinstance(t, Tensor) and t.is_floating_point()]
-    return torch.cat([t.detach().double().flatten() for t in found])
+        outputs = [t for t in tree_leaves(call_with(model, call)) if isinstance(t, Tensor) and t.is_floating_point()]
+    return torch.cat([t.detach().double().flatten() for t in outputs])
 
 
 def _after(model: nn.Module, steps: Sequence[tuple[Symmetry, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
@@ -170,10 +170,10 @@ def holds(
             legs = symmetry.matrices(work)
             moved = [symmetry.kind.act(element.to(leg.device), leg, 1) for leg in legs]
             sizes = [float((there - here).norm()) for there, here in zip(moved, legs, strict=True)]
-            place = sizes.index(max(sizes))
-            largest = symmetry.legs[place].view
+            index = sizes.index(max(sizes))
+            largest = symmetry.legs[index].view
             alone = {**work, largest.parameter: work[largest.parameter].clone()}
-            write(largest, alone[largest.parameter], moved[place])
+            write(largest, alone[largest.parameter], moved[index])
             together = {name: value.clone() for name, value in work.items()}
             act_on(symmetry, element, together)
             change, seen = (float((_outputs_at(model, call, at) - before).norm()) for at in (together, alone))
@@ -206,8 +206,8 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
         if s.n > 1
     ]
     own = dict(model.named_parameters())
-    found = _joined(units) + [one for one in _heads(laws) if _movable(one, own)]
-    return _numbered([s for s in found if holds(model, call, s, _cycles(s.n))])
+    symmetries = _joined(units) + [head for head in _heads(laws) if _movable(head, own)]
+    return _numbered([s for s in symmetries if holds(model, call, s, _cycles(s.n))])
 
 
 def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry]:
@@ -221,11 +221,11 @@ def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry
         *args: example inputs, as it is called; they may be left out where the model says how.
         **kwargs: more example inputs, by name.
     """
-    found = [s for s in candidates(model, example_call(model, args, kwargs)) if s.n > 1]
+    spaces = [s for s in candidates(model, example_call(model, args, kwargs)) if s.n > 1]
     return _numbered(
         [
             replace(s, kind=Exchange(), legs=tuple(Leg(leg.view) for leg in s.legs), family="units", source="probed")
-            for s in _joined(found)
+            for s in _joined(spaces)
         ]
     )
 
@@ -240,25 +240,25 @@ def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
     """Candidates that share a leg move together, as the two branches of a gated network do."""
     groups: list[list[Symmetry]] = []
     for unit in units:
-        mine = {leg.view for leg in unit.legs}
-        touching = [group for group in groups if any(mine & {leg.view for leg in one.legs} for one in group)]
+        views = {leg.view for leg in unit.legs}
+        touching = [group for group in groups if any(views & {leg.view for leg in member.legs} for member in group)]
         groups = [group for group in groups if group not in touching] + [[unit, *(s for g in touching for s in g)]]
     result = []
     for group in groups:
-        legs = tuple(dict.fromkeys(leg for one in group for leg in one.legs))
+        legs = tuple(dict.fromkeys(leg for member in group for leg in member.legs))
         if len({leg.view.n for leg in legs}) == 1:
-            result.append(replace(max(group, key=lambda one: len(one.legs)), legs=legs))
+            result.append(replace(max(group, key=lambda member: len(member.legs)), legs=legs))
     return result
 
 
-def _numbered(found: Sequence[Symmetry]) -> list[Symmetry]:
+def _numbered(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     """With names of their own."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     result = []
-    for one in found:
-        number = counts[one.block, one.family]
-        counts[one.block, one.family] += 1
-        result.append(replace(one, part=str(number)))
+    for symmetry in symmetries:
+        number = counts[symmetry.block, symmetry.family]
+        counts[symmetry.block, symmetry.family] += 1
+        result.append(replace(symmetry, part=str(number)))
     return result
 
 
@@ -273,12 +273,12 @@ def _heads(laws: LawSet) -> list[Symmetry]:
     together: dict[tuple[int, str], list[list[Symmetry]]] = defaultdict(list)
     for group in sides:
         together[len(group), _attention(group[0])].append(group)
-    found = []
+    heads = []
     for (count, block), members in together.items():
         legs = tuple(leg for group in members for leg in _side_by_side(group))
         if legs and len({leg.view.n for leg in legs}) == 1 and legs[0].view.n == count:
-            found.append(Symmetry(block=block, family="heads", kind=Exchange(), legs=legs, source="probed"))
-    return found
+            heads.append(Symmetry(block=block, family="heads", kind=Exchange(), legs=legs, source="probed"))
+    return heads
 
 
 def _attention(symmetry: Symmetry) -> str:
@@ -288,9 +288,9 @@ def _attention(symmetry: Symmetry) -> str:
 
 def _side_by_side(group: Sequence[Symmetry]) -> list[Leg]:
     """For every place in the legs of a group of heads, the view whose rows are the heads."""
-    found = []
-    for place in range(len(group[0].legs)):
-        views = [symmetry.legs[place].view for symmetry in group]
+    legs = []
+    for index in range(len(group[0].legs)):
+        views = [symmetry.legs[index].view for symmetry in group]
         first = views[0]
         axes = [axis for axis in range(len(first.grid)) if len({view.pick[axis] for view in views}) > 1]
         same = all(view.grid == first.grid and view.rows == first.rows and view.axes == first.axes for view in views)
@@ -307,15 +307,15 @@ def _side_by_side(group: Sequence[Symmetry]) -> list[Leg]:
         grid = (*first.grid[:axis], first.grid[axis] // width, width, *first.grid[axis + 1 :])
         picks = [*first.pick[:axis], None, None, *first.pick[axis + 1 :]]
         rows = tuple(start // width for start in starts)
-        whole = rows == tuple(range(grid[axis]))
-        view = replace(first, grid=grid, axes=(axis,), pick=tuple(picks), rows=None if whole else rows)
-        found.append(Leg(view))
-    return found
+        complete = rows == tuple(range(grid[axis]))
+        view = replace(first, grid=grid, axes=(axis,), pick=tuple(picks), rows=None if complete else rows)
+        legs.append(Leg(view))
+    return legs
 
 
 def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
     """Elements that make the gains of norms one, their scales going to the maps that read them; positive gains only."""
-    found = {}
+    gains = {}
     for symmetry in laws.symmetries:
         gain = symmetry.legs[0]
         if symmetry.family != "gain" or not symmetry.exact or is_matrix(gain) or gain.degree != 1:
@@ -324,8 +324,8 @@ def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
             continue
         values = gain.view.of_point(tensors[gain.view.parameter].detach())[:, 0].double()
         if bool((values > 0).all()):
-            found[symmetry] = 1 / values
-    return found
+            gains[symmetry] = 1 / values
+    return gains
 
 
 def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry], dict[Symmetry, Tensor]]:
@@ -336,28 +336,30 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
     """
     folds = foldable(laws, dict(model.named_parameters()))
     known = [{leg.view for leg in s.legs} for s in laws.symmetries if s.kind.defines(Kind.rotation_element)]
-    found = []
+    rotations = []
     for space in candidates(model, call, [symmetry.legs[0].view.parameter for symmetry in folds]):
         views = {leg.view for leg in space.legs}
         if space.n < 2 or views in known or len(views) < 3:
             continue
         legs = tuple(Leg(view) for view in dict.fromkeys(leg.view for leg in space.legs))
-        one = replace(space, kind=Orthogonal(), legs=legs, family="rotation", part="", source="probed", epsilon=0.0)
+        rotation = replace(
+            space, kind=Orthogonal(), legs=legs, family="rotation", part="", source="probed", epsilon=0.0
+        )
         first = list(folds.items())
-        if holds(model, call, one, _turns(space.n), first):
-            found.append(one)
-        elif space.n > 2 and holds(model, call, one, [keeping_ones(g) for g in _turns(space.n - 1)], first):
-            found.append(replace(one, kind=RotationAboutOnes(), family="rotation_about_ones"))
-    return _numbered(found), folds if found else {}
+        if holds(model, call, rotation, _turns(space.n), first):
+            rotations.append(rotation)
+        elif space.n > 2 and holds(model, call, rotation, [keeping_ones(g) for g in _turns(space.n - 1)], first):
+            rotations.append(replace(rotation, kind=RotationAboutOnes(), family="rotation_about_ones"))
+    return _numbered(rotations), folds if rotations else {}
 
 
 def _turns(n: int) -> list[Tensor]:
     """Two orthogonal matrices in general position, one of them a mirror: a space that allows both allows any."""
     generator = torch.Generator().manual_seed(0)
-    found = [torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for _ in range(2)]
-    for matrix, sign in zip(found, (1, -1), strict=True):
+    turns = [torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for _ in range(2)]
+    for matrix, sign in zip(turns, (1, -1), strict=True):
         matrix[0] *= sign * torch.linalg.det(matrix).sign()
-    return found
+    return turns
 
 
 def keeping_ones(matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n n"]:

@@ -61,11 +61,11 @@ class Equalized(PrintableResult):
         reasons: dict[str, list[str]] = {}
         for name, why in self.skipped.items():
             reasons.setdefault(why, []).append(name)
-        left = [
+        untouched = [
             f"{len(names)} left alone ({names[0]}{', …' if len(names) > 1 else ''}): {why}"
             for why, names in reasons.items()
         ]
-        return "\n  ".join([text, *self.moved.notes, *left])
+        return "\n  ".join([text, *self.moved.notes, *untouched])
 
 
 def equalize(

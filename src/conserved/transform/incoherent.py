@@ -60,9 +60,9 @@ class Incoherent(Objective):
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """The largest coherence of a matrix: its largest entry over its root mean square."""
-        found = [0.0]
+        values = [0.0]
         for leg in filter(is_matrix, symmetry.legs):
             matrix = leg.view.matrix(work[leg.view.parameter])
             size = float(torch.linalg.vector_norm(matrix)) / matrix.numel() ** 0.5
-            found.append(float(row_ranges(leg, work).max()) / size if size else 0.0)
-        return max(found)
+            values.append(float(row_ranges(leg, work).max()) / size if size else 0.0)
+        return max(values)

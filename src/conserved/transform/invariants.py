@@ -50,19 +50,19 @@ def partners(spaces: Sequence[Symmetry]) -> list[tuple[View, View]]:
     for number, space in enumerate(spaces):
         for name in space.parameters:
             touching[name].add(number)
-    found: dict[tuple[View, View], None] = {}
+    result: dict[tuple[View, View], None] = {}
     for number, space in enumerate(spaces):
         views = list(dict.fromkeys(leg.view for leg in space.legs))
-        for place, left in enumerate(views):
-            for right in views[place + 1 :]:
-                mine, other = touching[left.parameter], touching[right.parameter]
-                near = (mine ^ other) - {number}
+        for index, left in enumerate(views):
+            for right in views[index + 1 :]:
+                own, other = touching[left.parameter], touching[right.parameter]
+                near = (own ^ other) - {number}
                 if left.m != right.m or left.parameter == right.parameter or _elsewhere(near, spaces, left, right):
                     continue
-                if all(_alike(spaces[t], left, right) for t in mine & other if t != number):
-                    found[left, right] = None
+                if all(_alike(spaces[t], left, right) for t in own & other if t != number):
+                    result[left, right] = None
                     break
-    return list(found)
+    return list(result)
 
 
 def _elsewhere(near: set[int], spaces: Sequence[Symmetry], left: View, right: View) -> bool:
@@ -93,9 +93,9 @@ def orthogonal_invariants(weights: Weights, names: Iterable[str], spaces: Sequen
     together: dict[tuple[str, str], list[tuple[View, View]]] = defaultdict(list)
     for left, right in partners(spaces):
         together[left.parameter, right.parameter].append((left, right))
-    for (one, other), views in together.items():
-        a, b = weights.read(one), weights.read(other)
+    for (first, other), views in together.items():
+        a, b = weights.read(first), weights.read(other)
         size = float(a.norm() * b.norm())
         total = sum(float((left.of_point(a) * right.of_point(b)).sum()) for left, right in views)
-        numbers[one].append(total / size if size else 0.0)
+        numbers[first].append(total / size if size else 0.0)
     return numbers

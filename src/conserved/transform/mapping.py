@@ -66,25 +66,25 @@ def mappings(
     """
     if format not in FORMATS:
         raise ValueError(f"Unknown format {format!r}; expected one of {', '.join(FORMATS)}.")
-    found = symmetries_of(model, *args, **kwargs) if laws is None else laws
+    symmetries = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
-    scalable = [(s, readers(s, sizes)) for s in found.symmetries if s.exact and s.kind.scales_rows]
+    scalable = [(s, readers(s, sizes)) for s in symmetries.symmetries if s.exact and s.kind.scales_rows]
     plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     return plain if format == "plain" else in_format(model, plain, format)
 
 
 def in_format(model: nn.Module, plain: Sequence[LayerMapping], format: str) -> list[dict[str, Any]]:  # noqa: A002
     """Return mappings in the form of a tool; those with a `missing_form` are left out."""
-    without = [(one, why) for one in plain if (why := missing_form(one))]
+    without = [(mapping, why) for mapping in plain if (why := missing_form(mapping))]
     if without:
-        one, why = without[0]
-        pair = f"{' and '.join(one.smooth)} → {' and '.join(one.balance)}"
+        mapping, why = without[0]
+        pair = f"{' and '.join(mapping.smooth)} → {' and '.join(mapping.balance)}"
         others = f" and {len(without) - 1} more" if len(without) > 1 else ""
         warnings.warn(f"{format} has no form for {pair}{others}, left out: {why}.", stacklevel=3)
     names = [name for name, _ in model.named_modules()]
     prefix = "re:" if format == "llmcompressor" else ""
-    return patterns([one for one in plain if not missing_form(one)], names, prefix)
+    return patterns([mapping for mapping in plain if not missing_form(mapping)], names, prefix)
 
 
 def missing_form(mapping: LayerMapping) -> str:
@@ -126,19 +126,19 @@ def _modules(legs: Iterable[Leg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leg.view.parameter.rpartition(".")[0] for leg in legs))
 
 
-def _merged(found: Sequence[LayerMapping]) -> list[LayerMapping]:
+def _merged(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
     """Heads of one pair of layers are one mapping."""
     together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
-    for one in found:
-        together[one.smooth, one.balance].append(one)
+    for mapping in mappings:
+        together[mapping.smooth, mapping.balance].append(mapping)
     return [
         LayerMapping(
             smooth=smooth,
             balance=balance,
-            channels=sum(one.channels for one in members),
-            symmetries=tuple(name for one in members for name in one.symmetries),
+            channels=sum(mapping.channels for mapping in members),
+            symmetries=tuple(name for mapping in members for name in mapping.symmetries),
             reason=members[0].reason,
-            one_to_one=all(one.one_to_one for one in members),
+            one_to_one=all(mapping.one_to_one for mapping in members),
         )
         for (smooth, balance), members in together.items()
     ]
@@ -147,12 +147,12 @@ def _merged(found: Sequence[LayerMapping]) -> list[LayerMapping]:
 def patterns(plain: Sequence[LayerMapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
     """Mappings of layers that are alike as one pattern, where it finds them and no other modules; or one for each."""
     groups: dict[tuple[str, tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
-    for one in plain:
-        groups[_template(one.smooth[0]), tuple(map(_template, one.balance))].append(one)
+    for member in plain:
+        groups[_template(member.smooth[0]), tuple(map(_template, member.balance))].append(member)
     counts = Counter(map(_template, names))
     result: list[dict[str, Any]] = []
     for (smooth, balance), members in groups.items():
-        meant = {name for one in members for name in (*one.smooth, *one.balance)}
+        meant = {name for member in members for name in (*member.smooth, *member.balance)}
         numbers = Counter(map(_template, meant))
         everywhere = all(counts[each] == numbers[each] for each in (smooth, *balance))
         each = [(smooth, balance)] if everywhere else [(m.smooth[0], m.balance) for m in members]

@@ -136,8 +136,8 @@ def sharing_tensors(
 ) -> Iterator[list[tuple[Symmetry, Tensor]]]:
     """Steps that share tensors, together; each group by itself leaves the function unchanged."""
     groups: list[tuple[set[str], list[int]]] = []
-    for place, (symmetry, _) in enumerate(steps):
-        names, members = set(symmetry.parameters), [place]
+    for index, (symmetry, _) in enumerate(steps):
+        names, members = set(symmetry.parameters), [index]
         apart = []
         for group in groups:
             if names.isdisjoint(group[0]):
@@ -147,7 +147,7 @@ def sharing_tensors(
                 members = group[1] + members
         groups = [*apart, (names, members)]
     for _, members in sorted(groups, key=lambda group: min(group[1])):
-        yield [steps[place] for place in sorted(members)]
+        yield [steps[index] for index in sorted(members)]
 
 
 def _move_together(
@@ -240,22 +240,22 @@ class Weights:
     def _tied(self, known: frozenset[str]) -> dict[str, list[str]]:
         """Names in a dictionary that stand for one tensor: the same memory, or an unknown name with equal numbers."""
         memory: dict[object, str] = {}
-        found: dict[str, list[str]] = defaultdict(list)
+        names_by_tensor: dict[str, list[str]] = defaultdict(list)
         unmatched = [name for name in self._tensors if known and name not in known]
         alike = Counter((tuple(self._tensors[name].shape), self._tensors[name].dtype) for name in unmatched)
         for name in sorted(self._tensors, key=lambda name: name in unmatched):
             tensor = self._tensors[name]
             first = memory.setdefault(memory_of(tensor), name)
             if first != name:
-                found[first].append(name)
+                names_by_tensor[first].append(name)
                 self._shared = {a: b for a, b in self._shared.items() if {a, b} != {first, name}}
             elif name not in unmatched and alike.get((tuple(tensor.shape), tensor.dtype)):
-                found[name] += [
+                names_by_tensor[name] += [
                     other
                     for other in unmatched
                     if self._tensors[other].shape == tensor.shape and torch.equal(self._tensors[other], tensor)
                 ]
-        return {name: list(dict.fromkeys(others)) for name, others in found.items()}
+        return {name: list(dict.fromkeys(others)) for name, others in names_by_tensor.items()}
 
     def movable(self, name: str, symmetry: Symmetry) -> None:
         """Refuse, by name, what is not there, not a plain number, without values, or partly someone else's memory."""

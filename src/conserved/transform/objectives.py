@@ -112,8 +112,8 @@ def is_matrix(leg: Leg) -> bool:
 
 def ranges(symmetry: Symmetry, work: Tensors, legs: Sequence[Leg]) -> Float[Tensor, " units"]:
     """The largest absolute value in every unit, over legs."""
-    found = [symmetry.kind.by_unit(row_ranges(leg, work), "amax") for leg in legs]
-    return torch.stack(found).amax(0).to(torch.float64)
+    ranges_by_leg = [symmetry.kind.by_unit(row_ranges(leg, work), "amax") for leg in legs]
+    return torch.stack(ranges_by_leg).amax(0).to(torch.float64)
 
 
 def row_ranges(leg: Leg, work: Tensors) -> Float[Tensor, " n"]:
@@ -152,7 +152,9 @@ class Range(Objective):
             roots = (torch.where(alive, side, 1.0) ** (0.5 / degree) for side in (minus, plus))
             return symmetry.kind.scaling_element(next(roots) / next(roots))
         (legs,) = filter(None, sides)
-        relative = [one / one.max().clamp_min(1e-300) for one in (ranges(symmetry, work, [leg]) for leg in legs)]
+        relative = [
+            range_ / range_.max().clamp_min(1e-300) for range_ in (ranges(symmetry, work, [leg]) for leg in legs)
+        ]
         share = torch.stack(relative).amax(0)
         share = torch.where(share > 0, share, 1.0)
         share = share / share.log().mean().exp()
@@ -160,10 +162,10 @@ class Range(Objective):
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """Spread of the units' ranges: the largest mean of squared logarithms over the matrices."""
-        found = [0.0]
+        values = [0.0]
         for leg in filter(is_matrix, symmetry.legs):
             rows = row_ranges(leg, work).to(torch.float64)
             rows = rows[rows > 0]
             if rows.numel() > 1:
-                found.append(float(rows.log().var(correction=0)))
-        return max(found)
+                values.append(float(rows.log().var(correction=0)))
+        return max(values)

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 
+from conserved._torch_compat import tree_leaves
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry
@@ -76,8 +76,8 @@ def round_weight(weight: Float[Tensor, "rows columns"], scheme: Scheme) -> Float
     if scheme.scale == "power of two":
         step = torch.exp2(torch.floor(size.clamp_min(1e-30).log2()) - 2)
     elif scheme.scale == "fp8":
-        whole = (size.amax() / top / 448).clamp_min(1e-30)
-        step = (step / whole).clamp(2**-9, 448).to(torch.float8_e4m3fn).to(weight.dtype) * whole
+        tensor_scale = (size.amax() / top / 448).clamp_min(1e-30)
+        step = (step / tensor_scale).clamp(2**-9, 448).to(torch.float8_e4m3fn).to(weight.dtype) * tensor_scale
     codes = parts / step
     if scheme.values:
         levels = torch.tensor(scheme.values, dtype=weight.dtype)
@@ -107,14 +107,14 @@ class RoundedLayer:
     def rounded(self, weight: Tensor, scheme: Scheme) -> Tensor:
         """Return the weight as a quantiser would store it."""
         matrix = weight.mT if self.transposed else weight
-        found = round_weight(matrix.flatten(0, -2), scheme).reshape(matrix.shape)
-        return found.mT if self.transposed else found
+        result = round_weight(matrix.flatten(0, -2), scheme).reshape(matrix.shape)
+        return result.mT if self.transposed else result
 
 
 def rounded_layers(model: nn.Module, ignore: Sequence[str] = ("lm_head",)) -> list[RoundedLayer]:
     """Return the maps of a model that quantisers round: all with a matrix but tables, and those in `ignore`."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    found = []
+    layers = []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, nn.Parameter) or weight.ndim < 2 or id(weight) in tables:
@@ -122,8 +122,8 @@ def rounded_layers(model: nn.Module, ignore: Sequence[str] = ("lm_head",)) -> li
         if name in ignore or name.rpartition(".")[2] in ignore or isinstance(module, nn.modules.conv._ConvNd):
             continue
         stored = getattr(module, "nf", None) == weight.shape[-1]
-        found.append(RoundedLayer(name, f"{name}.weight", transposed=stored))
-    return found
+        layers.append(RoundedLayer(name, f"{name}.weight", transposed=stored))
+    return layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -243,9 +243,9 @@ def fit_to_scheme(
 
 def _elements(source: Weights, symmetries: Sequence[Symmetry], objective: str | Objective, skipped: Any) -> Motion:
     """The elements an objective chooses, in order; nothing is written."""
-    found = equalize(FixedGauge(source), laws=list(symmetries), objective=objective)
-    skipped |= found.skipped
-    return [(s, s.kind.inverse(element)) for s, element in reversed(list(found.moved.inverse.items()))]
+    equalized = equalize(FixedGauge(source), laws=list(symmetries), objective=objective)
+    skipped |= equalized.skipped
+    return [(s, s.kind.inverse(element)) for s, element in reversed(list(equalized.moved.inverse.items()))]
 
 
 def _best_of_groups(moves: dict[str, Motion], judge: _Judge) -> Motion:
@@ -280,7 +280,7 @@ class _Judge:
 
     def errors(self, elements: Motion, names: Iterable[str] | None = None) -> dict[str, float]:
         """The relative error of every rounded weight: root mean square over its outputs."""
-        moved, found = self._moved(elements), {}
+        moved, result = self._moved(elements), {}
         for layer in self.layers:
             if names is None or layer.parameter in names:
                 weight = moved.read(layer.parameter).float()
@@ -288,8 +288,8 @@ class _Judge:
                 error = (layer.rounded(weight, self.scheme) - weight).norm(dim=axis)
                 # Output by output: a large row must not hide that all others were rounded to nothing.
                 shares = error / weight.norm(dim=axis).clamp_min(1e-30)
-                found[layer.module] = float(shares.square().mean().sqrt())
-        return found
+                result[layer.module] = float(shares.square().mean().sqrt())
+        return result
 
     def total(self, elements: Motion) -> float:
         """The measure: relative change of outputs on batches or, without any, the error of weights."""
@@ -299,8 +299,8 @@ class _Judge:
         moved = self._moved(elements)
         own = dict(self.model.named_parameters())
         state = {name: moved.read(name).to(p.dtype) for name, p in own.items() if p.is_floating_point()}
-        state |= {one.parameter: one.rounded(state[one.parameter], self.scheme) for one in self.layers}
-        handles = [self._rounding(one) for one in self.layers] if self.scheme.activations else []
+        state |= {layer.parameter: layer.rounded(state[layer.parameter], self.scheme) for layer in self.layers}
+        handles = [self._rounding(layer) for layer in self.layers] if self.scheme.activations else []
         with as_a_function(self.model), torch.no_grad():
             plain = [self._outputs({}, call) for call in self.calls]
             hooks = [self.model.get_submodule(name).register_forward_pre_hook(hook) for name, hook in handles]
@@ -313,8 +313,8 @@ class _Judge:
         return sum(changes) / len(changes)
 
     def _outputs(self, state: dict[str, Tensor], call: Call) -> Tensor:
-        found = functional_call(self.model, state, call.args, dict(call.kwargs), tie_weights=True)
-        numbers = [t for t in tree_leaves(found) if isinstance(t, Tensor) and t.is_floating_point()]
+        outputs = functional_call(self.model, state, call.args, dict(call.kwargs), tie_weights=True)
+        numbers = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.is_floating_point()]
         return torch.cat([t.double().flatten() for t in numbers])
 
     def _rounding(self, layer: RoundedLayer) -> tuple[str, Any]:

@@ -76,8 +76,8 @@ class Activation(Objective):
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """Noise over signal with weights and inputs in eight bits and one step per tensor, at the noisiest reader."""
         names = dict.fromkeys(leg.view.parameter for leg in self._reading(symmetry))
-        found = [reader_noise(name, work[name], self.sizes) for name in names]
-        return max(((noise.tensor + noise.inputs) / (12 * 127**2) for noise in found), default=0.0)
+        noises = [reader_noise(name, work[name], self.sizes) for name in names]
+        return max(((noise.tensor + noise.inputs) / (12 * 127**2) for noise in noises), default=0.0)
 
     def _reading(self, symmetry: Symmetry) -> list[Leg]:
         if symmetry not in self._known:
@@ -112,17 +112,17 @@ class Activation(Objective):
 
     def _moved(self, symmetry: Symmetry, element: Tensor) -> ChannelSizes:
         """The sizes of channels after an element has been applied."""
-        found: dict[str, dict[str, Tensor]] = {key: dict(getattr(self.sizes, key)) for key in _MOVING}
+        sizes: dict[str, dict[str, Tensor]] = {key: dict(getattr(self.sizes, key)) for key in _MOVING}
         s = symmetry.kind.act(element, torch.ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
         for leg in self._reading(symmetry):
             name = leg.view.parameter
             for key, power in _MOVING.items():
-                whole = found[key][name].expand(leg.view.shape).clone()
-                factor = s.to(whole)[:, None] ** (-power * leg.degree)
-                write(replace(leg.view, offset=0.0), whole, leg.view.matrix(whole) * factor)
-                kept = [slice(None) if extent > 1 else slice(0, 1) for extent in found[key][name].shape]
-                found[key][name] = whole[tuple(kept)]
-        return ChannelSizes(outputs=self.sizes.outputs, **found)
+                expanded = sizes[key][name].expand(leg.view.shape).clone()
+                factor = s.to(expanded)[:, None] ** (-power * leg.degree)
+                write(replace(leg.view, offset=0.0), expanded, leg.view.matrix(expanded) * factor)
+                extents = [slice(None) if extent > 1 else slice(0, 1) for extent in sizes[key][name].shape]
+                sizes[key][name] = expanded[tuple(extents)]
+        return ChannelSizes(outputs=self.sizes.outputs, **sizes)
 
 
 _MOVING: dict[str, int] = {"largest": 1, "mean": 1, "squares": 2}

@@ -100,9 +100,9 @@ def carry(
                 moved = symmetry.kind.act(element.to(matrix.device), matrix, -leg.degree)
             else:
                 moved = _squares(symmetry.kind, element, leg.view.n, -leg.degree).to(matrix.device) @ matrix
-            whole = value.detach().double().contiguous()
-            write_direction(leg.view, whole, moved)
-            value.copy_(whole)
+            wide = value.detach().double().contiguous()
+            write_direction(leg.view, wide, moved)
+            value.copy_(wide)
 
 
 def _squares(kind: Kind, element: Tensor, n: int, degree: Degree) -> Float[Tensor, "n n"]:

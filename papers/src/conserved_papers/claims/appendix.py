@@ -23,6 +23,8 @@ NAMES = {
 
 ARGUMENTS = {
     "paper_global": "Constancy on components, and Theorem 4.6 for all sizes",
+    "paper_sigmoid": "Sigmoid gates for all sizes",
+    "paper_stack": "Stacked attention at every depth and size",
     "paper_depth": "Pre-norm networks of any depth and size",
 }
 """Modules that open with an argument, and what it shows."""

@@ -348,6 +348,49 @@ def softmax_law(*, build: Callable[[], nn.Module] = SoftmaxAttention) -> Verdict
     return answer("None: nothing is conserved.", all_laws(build, (5, 3), None, size=SIZE))
 
 
+SHARED = """\
+import numpy as np
+x, w, v = np.array([1.0, 2.0]), 0.0, 1.0          # two tokens, d = 1, target 0
+A = np.exp(w * np.outer(x, x)); A /= A.sum(1, keepdims=True)
+y = A @ x * v                                     # both gradients use the pattern A
+slope_w = sum(y[i] * v * A[i, j] * x[i] * x[j] * (x[j] - A[i] @ x) for i in range(2) for j in range(2))
+slope_v = y @ (A @ x)
+print("rates of W^2/2 and V^2/2:", -slope_w * w, -slope_v * v)
+assert slope_w * w == 0 and slope_v * v == 4.5"""
+
+
+def uniform_pattern(logits: Matrix) -> Matrix:
+    """Softmax of logits that are all zero."""
+    return fractions([[Fraction(1, len(logits))] * len(logits)] * len(logits))
+
+
+def inactive_pattern(logits: Matrix) -> Matrix:
+    """ReLU of logits that are all zero."""
+    return 0 * logits
+
+
+@claim("blog.shared")
+def shared_pattern(*, pattern: Callable[[Matrix], Matrix] = uniform_pattern) -> Verdict:
+    """At W_QK = 0 the rate of ½‖W_QK‖² is zero; that of ½‖W_V‖² is −‖A X W_V‖² for the target 0."""
+    x, v = fractions([[1], [2]]), Fraction(1)
+    output = pattern(fractions([[0, 0], [0, 0]])) @ x * v
+    rate = -sum((entry * entry for entry in output.ravel().tolist()), Fraction(0))
+    return decide(
+        rate == 0,
+        "Both norms stand still.",
+        "Softmax shares its pattern between both gradients too, and there W_V shrinks while W_QK stands still. What "
+        "couples the norms is that ReLU is homogeneous: f(sW_QK, W_V) = f(W_QK, sW_V).",
+        Evidence(what="rates of ½‖W_QK‖² and ½‖W_V‖², softmax at W_QK = 0", value=f"0 and {rate}", proof=True),
+        witness=Witness(
+            data={"X": "(1, 2)", "W_QK": 0, "W_V": 1, "y": 0},
+            claimed="equal rates",
+            found=f"0 and {rate}",
+            numpy=SHARED,
+        ),
+        scope="at two tokens and d = 1",
+    )
+
+
 class ReluHeads(nn.Module):
     """Σ_h relu(X W_h Xᵀ) X V_h."""
 
@@ -380,7 +423,7 @@ def functional_coupling(*, attention: Callable[[Fraction, Fraction, Fraction], A
     inputs = [Fraction(n, 2) for n in range(-4, 5)]
     same = all(attention(Fraction(1), Fraction(6), x) == attention(Fraction(2), Fraction(3), x) for x in inputs)
     found = by_steps(
-        "Norms 1, 6 and 2, 3 belong to one function",
+        "Norms 1, 6 and 2, 3 belong to one function.",
         "Different norms belong to different functions.",
         ("relu(W_QK x²) x W_V is 6 relu(x²) x for (W_QK, W_V) = (1, 6) and (2, 3), nine inputs as fractions", same),
         scope="by an example",

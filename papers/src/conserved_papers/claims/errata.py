@@ -8,7 +8,8 @@ from functools import cache
 
 from conserved_papers.claims.appendix import NAMES
 from conserved_papers.claims.claim_record import Standing
-from conserved_papers.claims.passages import DOCUMENTS
+from conserved_papers.claims.passages import DOCUMENTS, format_lines
+from conserved_papers.claims.registry import claims, records
 from conserved_papers.claims.tally import tally_table
 from conserved_papers.claims.texts import read_text
 from conserved_papers.claims.typeset import typeset
@@ -18,6 +19,8 @@ LABELS = {
     "measured": "Measured",
     "false": "False",
     "gap": "Gap, with its repair",
+    "hidden": "Hidden assumption",
+    "rate": "A bound, not a rate",
     "overclaim": "Claims more than it shows",
     "conjecture": "Conjectures",
     "slip": "Slips",
@@ -30,6 +33,8 @@ ALLOWED: dict[str, frozenset[Standing]] = {
     "measured": frozenset({Standing.MEASURED, Standing.PROXY}),
     "false": frozenset({Standing.FALSE}),
     "gap": frozenset({Standing.GAP}),
+    "hidden": frozenset({Standing.OVERCLAIM}),
+    "rate": frozenset({Standing.OVERCLAIM}),
     "overclaim": frozenset({Standing.OVERCLAIM}),
     "conjecture": frozenset({Standing.CONJECTURE}),
     "slip": frozenset({Standing.SLIP}),
@@ -43,13 +48,13 @@ HEAD = """\
 |---|---|---|
 {brief}
 
-The sheets below have the details. Links lead to claims, and `conserved claims paper.T4.2` computes one again: its
-verdict, the evidence, and a witness in NumPy if it is refuted. The appendix of the site has every claim and every line.
+The sheets below have the details. Every link leads to a claim and its code. `conserved claims CODE` computes it again:
+the verdict, the evidence, and a witness in NumPy if it is refuted. The appendix has all lines of the sources.
 
 """
 
-FOLDED_FROM = 5
-"""A line of slips with so many claims is folded: authors need it, other readers do not."""
+FOLDED_FROM = 3
+"""So many slips are folded, one to a line: authors need them, other readers do not."""
 
 CLASSES = """\
 ## How claims are counted
@@ -59,7 +64,7 @@ CLASSES = """\
 | proved, all sizes | A machine checks every step, or a symbolic identity carries it, for every size. |
 | proved, one size | A certificate in ball arithmetic, or exact arithmetic, at the sizes that the verdict names. |
 | argued | A proof for every size that is written out in full, with a step that no machine checks. |
-| measured | Floating point, over the cases and against the limit that the verdict names. |
+| measured | Floating point, over the cases and against the limits that stand in brackets. |
 | proxy | The statement is about models that are not at hand; a stand-in was measured. |
 | gap, repaired | A step of a proof fails or is missing. The result stands, and the repair is given. |
 | overclaim | True with a condition that the source states neither there nor in its definitions. |
@@ -75,24 +80,29 @@ Errors that fall with another one are counted once.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrataLine:
-    """One line of a sheet: its label and its text, in which codes stand in backticks."""
+    """One line of a sheet: its label, its text with links such as [words](note.L10), and the claims that it names."""
 
     label: str
     text: str
-
-    @property
-    def codes(self) -> list[str]:
-        """The claims that the line names."""
-        return [code for code in re.findall(r"`([\w.]+)`", self.text) if code.partition(".")[0] in DOCUMENTS]
+    codes: tuple[str, ...]
 
 
 @cache
 def sheets() -> dict[str, tuple[ErrataLine, ...]]:
     """The lines of every sheet, by source."""
     return {
-        document: tuple(ErrataLine(label=label, text=words) for row in sheet["lines"] for label, words in row.items())
+        document: tuple(_line(document, label, text) for row in sheet["lines"] for label, text in row.items())
         for document, sheet in read_text("errata").items()
     }
+
+
+def _line(document: str, label: str, text: str) -> ErrataLine:
+    """A line with the claims that it links; a line of slips without links is about all slips of the source."""
+    codes = [code for code in re.findall(r"\]\(([\w.]+)\)", text) if code.partition(".")[0] in DOCUMENTS]
+    if label == "slip" and not codes:
+        slips = (claim.code for claim in claims(f"{document}.") if records()[claim.code].standing is Standing.SLIP)
+        codes = list(slips)
+    return ErrataLine(label=label, text=text, codes=tuple(codes))
 
 
 def first_screen() -> str:
@@ -107,8 +117,8 @@ def first_screen() -> str:
         parts.append(f"## {NAMES[document]} {{#{document}}}\n\n{DOCUMENTS[document].title}. ")
         parts.append(f"[All of its claims](claims/{document}.md).\n\n")
         long = [line for line in lines if line.label == "slip" and len(line.codes) >= FOLDED_FROM]
-        parts += [_item(document, line) for line in lines if line not in long]
-        parts += [_folded(document, line) for line in long]
+        parts += [_item(line) for line in lines if line not in long]
+        parts += [_folded_slips(line) for line in long]
         parts.append("\n")
     parts.append(CLASSES)
     for whose, title in (("source", "What the sources state"), ("ours", "What we state")):
@@ -116,25 +126,30 @@ def first_screen() -> str:
     return "".join(parts).rstrip() + "\n"
 
 
-def _item(document: str, line: ErrataLine) -> str:
-    return f"- **{LABELS[line.label]}.** {_linked(typeset(line.text), document)}\n"
+def _item(line: ErrataLine) -> str:
+    return f"- **{LABELS[line.label]}.** {_linked(typeset(line.text))}\n"
 
 
-def _folded(document: str, line: ErrataLine) -> str:
-    title = f"{LABELS[line.label]} ({len(line.codes)})"
-    return f'\n??? note "{title}"\n\n    {_linked(typeset(line.text), document)}\n'
+def _folded_slips(line: ErrataLine) -> str:
+    """Every slip on a line of its own: where it is, and its repair."""
+    rows = []
+    for code in line.codes:
+        [slip] = claims(code)
+        where = f"{typeset(slip.place)}, {format_lines(slip.passage.lines)}"
+        rows.append(f"[{where}](claims/{slip.document}.md#{code}): {typeset(records()[code].message)}")
+    rows += [_linked(typeset(line.text))] if line.text else []
+    body = "\n    - ".join(rows)
+    return f'\n??? note "{LABELS[line.label]} ({len(line.codes)})"\n\n    - {body}\n'
 
 
-def _linked(text: str, document: str) -> str:
-    """Turn codes into links to their rows. A code of the sheet's own source is shown without the name of the source."""
+def _linked(text: str) -> str:
+    """Let links to codes lead to their rows."""
 
-    def link(code: re.Match[str]) -> str:
-        source, _, place = code[1].partition(".")
-        if source not in DOCUMENTS:
-            return code[0]
-        return f"[{place if source == document else code[1]}](claims/{source}.md#{code[1]})"
+    def link(found: re.Match[str]) -> str:
+        source = found[1].partition(".")[0]
+        return f"](claims/{source}.md#{found[1]})" if source in DOCUMENTS else found[0]
 
-    return re.sub(r"`([\w.]+)`", link, text)
+    return re.sub(r"\]\(([\w.]+)\)", link, text)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -137,10 +137,11 @@ def answer(says: str, verdict: Verdict) -> Verdict:
     """
     if not verdict.holds:
         return replace(verdict, message=f"The answer is not supported. {verdict.message}")
+    strength = "Proved" if verdict == Verdict.PROVED else "Argued" if verdict.scope.startswith(ARGUED) else "Measured"
     # The scope keeps its case: "at L = 2, 4, 8" is a formula.
-    strength = f"{verdict.status.value} ({verdict.scope})" if verdict.scope else verdict.status.value
-    strength = f"{strength}: {verdict.message}" if verdict.message else strength
-    return Verdict(status=Verdict.ANSWERED, message=f"{says} ({strength})", evidence=verdict.evidence)
+    scope = f" ({verdict.scope})" if verdict.scope else ""
+    support = f": {verdict.message}" if verdict.message else "."
+    return Verdict(status=Verdict.ANSWERED, message=f"{says} {strength}{scope}{support}", evidence=verdict.evidence)
 
 
 def together(*verdicts: Verdict, says: str = "", otherwise: str = "") -> Verdict:

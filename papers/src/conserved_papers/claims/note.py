@@ -72,6 +72,36 @@ def energy_form(*, form: Callable[[Words, Words, Words], Words] = lambda x, q, k
     return by_steps("Both are the same product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_Q W_KᵀXᵀ, word by word", same))
 
 
+INITIALISED = """\
+import numpy as np
+d, rng = 64, np.random.default_rng(0)
+W = rng.uniform(-1, 1, (d, d)) / np.sqrt(d)     # the default of torch.nn.Linear: variance 1/(3 d)
+print("|W|^2 / d =", (W ** 2).sum() / d)
+assert abs((W ** 2).sum() / d - 1 / 3) < 0.05    # not 1"""
+
+
+@claim("note.T3.start")
+def initial_norm(*, variance: Callable[[int], Fraction] = lambda d: Fraction(1, 3 * d)) -> Verdict:
+    """The mean of ‖W‖_F² over independent entries is d² times their variance."""
+    means = {d: d * d * variance(d) for d in (4, 64)}
+    return decide(
+        all(mean == d for d, mean in means.items()),
+        "The mean of ‖W‖² is d.",
+        "Normalised is meant. Entries of variance 1/d have ‖W‖_F² = d on average; those of torch.nn.Linear have the "
+        "variance 1/(3d), and d/3.",
+        Evidence(
+            what="mean of ‖W‖_F² for entries uniform on ±1/√d, d = 4 and 64",
+            value=" and ".join(str(mean) for mean in means.values()),
+            limit="4 and 64",
+            proof=True,
+        ),
+        witness=Witness(
+            data={"entries": "uniform on ±1/√d", "d": 64}, claimed="‖W‖² = 64", found="about 64/3", numpy=INITIALISED
+        ),
+        scope="at d = 4, 64",
+    )
+
+
 def lagrange_identity(most: int = 5) -> bool:
     """Σa² Σb² − (Σab)² = Σ_{k<l}(a_k b_l − a_l b_k)², as polynomials for vectors of up to five entries."""
     good = True

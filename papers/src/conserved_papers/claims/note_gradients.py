@@ -163,6 +163,40 @@ def lipschitz(*, values: Sequence[int] = (1, 10, 100, 1000)) -> Verdict:
     )
 
 
+COMBINED = """\
+import numpy as np
+A = np.array([[0.75, 0.25], [0.25, 0.75]])
+F, g = A @ A.T, np.array([1.0, -1.0])            # F has the eigenvalues 1 and 1/4
+print("|g|^2 =", g @ g, "and in F^-1:", g @ np.linalg.solve(F, g))
+assert g @ np.linalg.solve(F, g) > g @ g"""
+
+SHARP_ROWS = fractions([[3, 1], [1, 3]]) / 4
+"""Attention weights of two tokens; AAᵀ has the eigenvalue 1/4 for (1, −1)."""
+
+
+def squared_norms(weights: Matrix) -> tuple[Fraction, Fraction]:
+    """‖g‖² and ‖g‖² in F⁻¹ for g = (1, −1), which is an eigenvector of F = AAᵀ for weights with equal corners."""
+    gram = weights @ weights.T
+    eigenvalue = Fraction(gram[0, 0] - gram[0, 1])
+    return Fraction(2), 2 / eigenvalue
+
+
+@claim("note.L11.combined")
+def combined_bounds(*, weights: Matrix = SHARP_ROWS) -> Verdict:
+    plain, natural = squared_norms(weights)
+    return decide(
+        natural <= plain,
+        "The norm in F⁻¹ is no larger.",
+        "The norm in F⁻¹ can be larger than the plain one. The step needs that AAᵀ has no eigenvalue below 1. Its "
+        "trace is at most L, so A has to be a permutation.",
+        Evidence(what="‖g‖² and ‖g‖² in F⁻¹, g = (1, −1)", value=f"{plain} and {natural}", proof=True),
+        witness=Witness(
+            data={"A": format_matrix(weights), "g": "(1, −1)"}, claimed="≤ 2", found=str(natural), numpy=COMBINED
+        ),
+        scope="at L = 2",
+    )
+
+
 TYPED = """\
 import numpy as np
 L, d = 3, 2
@@ -266,6 +300,59 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
         evidence,
         witness=witness,
         scope="at L = 2, 4, 8, η = 1",
+    )
+
+
+EXPANDED = """\
+import numpy as np
+A = np.array([[0.75, 0.25], [0.25, 0.75]])
+F, g = A @ A.T, np.array([1.0, -1.0])
+step = np.linalg.solve(F, g)                     # F^-1 g
+print("|F^-1 g|^2 in F:", step @ F @ step, "printed |g|^2 in F:", g @ F @ g, "in F^-1:", g @ step)
+assert np.isclose(step @ F @ step, g @ step) and not np.isclose(g @ step, g @ F @ g)"""
+
+
+@claim("note.T12.norm")
+def last_term(*, power: int = 1) -> Verdict:
+    """‖F⁻¹g‖² in F is gᵀF⁻¹g. For g = (1, −1) it is 2/λ, and gᵀFg is 2λ, with λ = 1/4."""
+    eigenvalue = Fraction(1, 4)
+    printed, meant = 2 * eigenvalue**power, 2 / eigenvalue
+    return decide(
+        printed == meant,
+        "The last term is the one printed.",
+        "The norm of F⁻¹ is meant, as in the line that bounds it.",
+        Evidence(what="last term as printed and as it is, g = (1, −1)", value=f"{printed} and {meant}", proof=True),
+        witness=Witness(
+            data={"A": "((3/4, 1/4), (1/4, 3/4))", "∇L": "(1, −1)", "η": 1},
+            claimed=str(printed),
+            found=str(meant),
+            numpy=EXPANDED,
+        ),
+        scope="at L = 2",
+    )
+
+
+CITED = """\
+lemmas = {2: "energy form", 10: "definiteness", 11: "Lipschitz gradient", 13: "entropy"}
+cited = {1: "definiteness", 2: "Lipschitz gradient"}     # lines 173 and 177
+print("cited lemmas that say so:", [n for n in cited if lemmas.get(n) == cited[n]])
+assert all(lemmas.get(n) != cited[n] for n in cited)"""
+
+LEMMAS = {2: "energy form", 10: "definiteness", 11: "Lipschitz gradient", 13: "entropy"}
+"""The lemmas of the note, by number."""
+
+
+@claim("note.T12.lemmas")
+def cited_lemmas(*, cited: tuple[int, int] = (1, 2)) -> Verdict:
+    wanted = dict(zip(cited, ("definiteness", "Lipschitz gradient"), strict=True))
+    wrong = [number for number, subject in wanted.items() if LEMMAS.get(number) != subject]
+    return decide(
+        not wrong,
+        "Both lemmas say what they are cited for.",
+        "Lemmas 10 and 11 are meant. There is no Lemma 1, and Lemma 2 is the energy form.",
+        Evidence(what="cited lemmas that say something else", value=str(wrong), proof=True),
+        witness=Witness(data={"cited": "Lemma 1, Lemma 2"}, claimed="their subject", found="another", numpy=CITED),
+        scope="the printed numbers",
     )
 
 

@@ -279,7 +279,7 @@ def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = squares) -> V
         spread, sharp = (sum(entropy(row) for row in a) for a in (uniform, identity))
         opposite &= bool(measure(identity) > measure(uniform) and sharp < spread)
     found = by_steps(
-        "note.L13.corrected is the connection",
+        "note.L13.corrected is the connection.",
         "The measure grows with the entropy.",
         ("one-hot rows have the largest norm and no entropy, uniform rows the smallest norm and L log L", opposite),
         scope="at L = 2, 4, 8",

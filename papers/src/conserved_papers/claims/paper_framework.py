@@ -9,6 +9,7 @@ from typing import Any
 import flint
 import numpy as np
 import torch
+from scipy.special import erf
 from torch import Tensor, nn
 
 from conserved.inference import recognize
@@ -177,6 +178,70 @@ def squared_error_spans(*, gradient: Callable[[Matrix, Matrix], Matrix] = lambda
 @claim("paper.loss.crossentropy")
 def cross_entropy_head(*, loss: str = "cross_entropy") -> Verdict:
     return all_laws(HEAD, (4, 2), lambda theta: theta["weight"].sum(0), size="three classes of two features", loss=loss)
+
+
+ComplexFunction = Callable[[Matrix], Matrix]
+"""A function of complex numbers, entry by entry."""
+
+
+def complex_gelu(z: Matrix) -> Matrix:
+    """z Φ(z) for complex z."""
+    result: Matrix = z * (1 + erf(z / np.sqrt(2))) / 2
+    return result
+
+
+def complex_models(gelu: ComplexFunction) -> list[Callable[[complex], complex]]:
+    """One output of each model of Section 4 along a line of complex inputs, with random weights."""
+    rng = np.random.default_rng(0)
+
+    def silu(z: Matrix) -> Matrix:
+        return z / (1 + np.exp(-z))
+
+    def soft(z: Matrix) -> Matrix:
+        powers = np.exp(z)
+        result: Matrix = powers / powers.sum(-1, keepdims=True)
+        return result
+
+    a, start, along = rng.normal(size=4), rng.normal(size=3), rng.normal(size=3)
+    b, c, q, k, w = (rng.normal(size=shape) for shape in ((4, 3), (4, 3), (3, 2), (3, 2), (2, 3)))
+    other, value = rng.normal(size=3), rng.normal(size=3)
+
+    def point(t: complex) -> Matrix:
+        result: Matrix = start + t * along
+        return result
+
+    def attention(t: complex) -> complex:
+        tokens = np.stack([point(t), other + 0j])
+        return complex((soft((tokens @ q) @ (tokens @ k).T) @ tokens @ value)[0])
+
+    def mixture(t: complex) -> complex:
+        x = point(t)
+        experts = np.stack([a @ (silu(b @ x) * (c @ x)), a @ (silu(c @ x) * (b @ x))])
+        return complex(soft(w @ x) @ experts)
+
+    return [
+        lambda t: complex(a @ gelu(b @ point(t))),
+        lambda t: complex(a @ silu(b @ point(t))),
+        lambda t: complex(a @ (silu(b @ point(t)) * (c @ point(t)))),
+        attention,
+        mixture,
+    ]
+
+
+@claim("paper.S5.meromorphic")
+def meromorphic_models(*, gelu: ComplexFunction = complex_gelu) -> Verdict:
+    """A complex derivative does not depend on the direction: compare the real and the imaginary one."""
+    worst, count, h = 0.0, 0, 1e-5
+    for f in complex_models(gelu):
+        for t in (0.3 + 0.2j, -0.4 + 0.5j, 0.1 - 0.7j):
+            real, imaginary = ((f(t + h * unit) - f(t - h * unit)) / (2 * h * unit) for unit in (1, 1j))
+            worst, count = max(worst, abs(real - imaginary) / abs(real)), count + 1
+    return decide(
+        worst < 1e-6,
+        "All are quotients of entire functions, and their complex derivatives do not depend on the direction.",
+        "A complex derivative depends on the direction.",
+        Evidence(what="largest relative difference of two directions", value=worst, limit=1e-6, samples=count),
+    )
 
 
 @claim("paper.S5.singular")

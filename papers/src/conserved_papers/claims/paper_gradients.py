@@ -317,7 +317,7 @@ SLIPS = {
         "print('all heads', (a * x * VO).sum(), 'printed', a * x * VO[0])\nassert (a * x * VO).sum() != a * x * VO[0]",
     ),
     "paper.eq94": Slip(
-        repair="x is a row and e_κ a column: e_κ x V, as in (62).",
+        repair="x is a row and e_κ a column, so e_κ x V is meant, as in (62).",
         data={"x": "(0, 1)", "V": "(0, 1)ᵀ", "e_κ": "(1, 0)ᵀ", "entry": "(1, 1)", "L": 1},
         printed=lambda: output_slope(lambda x, e, v: (x @ e)[0, 0] * v),
         meant=lambda: output_slope(None),
@@ -329,7 +329,7 @@ SLIPS = {
         "assert true != ((x @ e) * V)[0, 0] and true == (e @ x @ V)[0, 0]",
     ),
     "paper.eq116": Slip(
-        repair="By (88) it is R_{1−L}. Both senses span the same space (Lemma B.3), so nothing rests on it.",
+        repair="By (88) the score has R_{1−L}. Both senses span the same space (Lemma B.3), so nothing rests on it.",
         data={"cos φ": "3/5", "sin φ": "4/5", "Q": "(1, 0)", "K": "(0, 1)", "x = y": 1, "L": 2},
         printed=lambda: score(+1),
         meant=lambda: score(-1),
@@ -340,7 +340,7 @@ SLIPS = {
         "assert Q @ R.T @ K == 0.8 and Q @ R @ K == -0.8",
     ),
     "paper.eq118": Slip(
-        repair="Its sign in (115) is minus. All 𝔠 vanish by Lemma B.2 with either sign.",
+        repair="The term of 𝔠 has a minus in (115). All 𝔠 vanish by Lemma B.2 with either sign.",
         data={"α": 1, "β": 2, "further tokens": 1, "𝔠": 1, "𝔡": 1},
         printed=lambda: rational_form(+1),
         meant=lambda: rational_form(None),
@@ -353,7 +353,7 @@ SLIPS = {
         "assert fifteen != eighteen",
     ),
     "paper.eq132": Slip(
-        repair="Without the transpose, as in Section 4.2; and what is equivalent is (131), not (132).",
+        repair="Q and K are their blocks without the transpose, as in Section 4.2; and (131) is equivalent, not (132).",
         data={"d": 3, "m": 2, "rows of Q": 3},
         printed=lambda: stacked_rows(transposed=True),
         meant=lambda: stacked_rows(transposed=False),

@@ -80,8 +80,10 @@ PROOFS: dict[str, tuple[ProofStep, ...]] = {
     ),
     "paper.T4.7.proof": (
         ProofStep("1269-1272", "the relation for a sigmoid gate", ("paper.eq173",)),
-        ProofStep("1274", "the rest is as for the softmax gate", ("paper.T4.7", "paper.T4.7.pde")),
-        ProofStep("1274", "what follows instead", ("paper.T4.7.pde.corrected", "paper.T4.7.corrected")),
+        ProofStep("1274", "the rest is as for the softmax gate",
+                  ("paper.T4.7", "paper.T4.7.pde", "paper.eq173.zeros")),
+        ProofStep("1274", "what follows instead",
+                  ("paper.T4.7.all", "paper.T4.7.pde.corrected", "paper.T4.7.corrected")),
     ),
 }  # fmt: skip
 """The steps of each proof, in their order."""

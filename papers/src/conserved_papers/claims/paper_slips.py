@@ -41,7 +41,7 @@ TEXT_SLIPS = {
         "assert (second @ v).shape == W.shape and first.shape != second.shape",
     ),
     "paper.S5.accumulation": Slip(
-        repair="On C^d an accumulation point is not enough; the proofs apply the theorem to one variable, where it is.",
+        repair="True for one variable, to which the proofs restrict F_i; for several it takes more than that.",
         data={"F": "z_1 on C²", "vanishes on": "(0, 1/n)", "F(1, 0)": 1},
         printed=lambda: Fraction(0),
         meant=lambda: Fraction(1),

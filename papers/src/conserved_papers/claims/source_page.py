@@ -19,8 +19,8 @@ SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         (PROOFS, r"paper\.T4\.\d\.proof$"),
         ("Theorems 4.1 to 4.7", r"paper\.(T4\.\d(\.(gelu|silu|all|complete|change|corrected|sparse|k))?$|PE)"),
         ("The framework", r"paper\.(eq2|loss|toy|R\d|scalar|C1)"),
-        ("Discrete time, figures and experiments", r"paper\.(S6|eq9|eq10|Fig|E1|E2|D\.)"),
-        ("What the paper leaves open", r"paper\.(S5|open)"),
+        ("Discrete time, figures and experiments", r"paper\.(S6|eq9|eq10\.|Fig|E1|E2|D\.)"),
+        ("What the paper leaves open", r"paper\.(S5\.singular|open)"),
         ("Equations, lemmas and sets of the proofs", r"paper\."),
     ),
 }
@@ -41,8 +41,8 @@ def source_page(document: str) -> str:
     own = claims(f"{document}.")
     parts = [
         f"# {NAMES[document]}\n\n{about.title}. Lines are those of its text file (`{about.file}`). Readings are in our "
-        f"words. `conserved claims CODE` computes a row again and shows its evidence and its witness; the appendix "
-        f"of the site has all of them. [The errata sheet](../claims.md#{document}).\n"
+        f"words. Every verdict leads to its evidence, its argument and its witness; `conserved claims CODE` computes "
+        f"them again. [The errata sheet](../claims.md#{document}).\n"
     ]
     for heading, chosen in _sections(document, own).items():
         body = _steps(document, chosen) if heading == PROOFS else _table(document, chosen)
@@ -69,12 +69,13 @@ def _table(document: str, chosen: Sequence[Claim]) -> str:
     for claim in chosen:
         record = records()[claim.code]
         whose = " (ours)" if claim.whose == "ours" else ""
-        verdict = f"**{record.standing.capitalize()}{typeset(_scope(record))}.** {typeset(record.message)}"
+        message = f"{typeset(record.message)}{typeset(_measured(record))}"
         if dependent(claim, records()):
-            verdict += f" Counted with {claim.under}."
+            message += f" Counted with {claim.under}."
         if claim.corrected_by:
-            verdict += f" Instead: {claim.corrected_by}."
-        verdict = linked(verdict, document)
+            message += f" Instead: {claim.corrected_by}."
+        standing = f"[{record.standing.capitalize()}](appendix/{document}.md#{claim.code})"
+        verdict = f"**{standing}{typeset(_scope(record))}.** {linked(message, document)}"
         says = f"{typeset(claim.statement)} *({format_lines(claim.passage.lines)})*"
         cells = (f'<a id="{claim.code}"></a>`{claim.code}`{whose}', says, verdict)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
@@ -87,6 +88,14 @@ def _scope(record: Record) -> str:
         return ""
     parts = [part.rpartition("no others ")[2] for part in record.scope.split("; ")]
     return f" ({'; '.join(dict.fromkeys(parts))})"
+
+
+def _measured(record: Record) -> str:
+    """For a measurement its figures with their limits, or all of its figures if none has a limit."""
+    if record.standing not in (Standing.MEASURED, Standing.PROXY):
+        return ""
+    limited = [text for text in record.evidence if "(limit" in text]
+    return f" ({'; '.join(limited or record.evidence)})"
 
 
 def linked(text: str, document: str) -> str:

@@ -94,30 +94,30 @@ class ProbedSymmetry:
 
 def spread(values: Tensor, leg: TensorLeg, ndim: int) -> Tensor:
     """Numbers over the coordinates, repeated and put where the leg's axes are, to broadcast against its tensor."""
-    for place, axis in enumerate(leg.axes):
+    for index, axis in enumerate(leg.axes):
         if axis.every > 1:
             counts = [1] * values.ndim
-            counts[place] = axis.every
-            values = values.repeat(counts) if axis.tiled else values.repeat_interleave(axis.every, place)
-    order = sorted(range(len(leg.axes)), key=lambda place: leg.axes[place].axis)
+            counts[index] = axis.every
+            values = values.repeat(counts) if axis.tiled else values.repeat_interleave(axis.every, index)
+    order = sorted(range(len(leg.axes)), key=lambda index: leg.axes[index].axis)
     values = values.permute(order)
     shape = [1] * ndim
-    for place, number in zip(order, values.shape, strict=True):
-        shape[leg.axes[place].axis] = number
+    for index, number in zip(order, values.shape, strict=True):
+        shape[leg.axes[index].axis] = number
     return values.reshape(shape)
 
 
 def gather(tensor: Tensor, leg: TensorLeg) -> Tensor:
     """Return the sums of a tensor over everything that shares a coordinate: the adjoint of `spread`."""
-    kept = [axis.axis for axis in leg.axes]
-    rest = [place for place in range(tensor.ndim) if place not in kept]
-    result = tensor.permute([*kept, *rest])
-    result = result.flatten(len(kept)).sum(-1) if rest else result
-    for place, axis in enumerate(leg.axes):
+    axes = [axis.axis for axis in leg.axes]
+    rest = [index for index in range(tensor.ndim) if index not in axes]
+    result = tensor.permute([*axes, *rest])
+    result = result.flatten(len(axes)).sum(-1) if rest else result
+    for index, axis in enumerate(leg.axes):
         if axis.every > 1:
-            size = result.shape[place] // axis.every
+            size = result.shape[index] // axis.every
             parts = (axis.every, size) if axis.tiled else (size, axis.every)
-            result = result.unflatten(place, parts).sum(place if axis.tiled else place + 1)
+            result = result.unflatten(index, parts).sum(index if axis.tiled else index + 1)
     return result
 
 
@@ -161,19 +161,19 @@ def mixed(
 
 def outer(left: Tensor, right: Tensor, leg: TensorLeg) -> Tensor:
     """Σ left_i right_j over everything but the coordinates: a matrix for each of the other coordinates."""
-    kept = [axis.axis for axis in leg.axes]
-    rest = [place for place in range(left.ndim) if place not in kept]
+    axes = [axis.axis for axis in leg.axes]
+    rest = [index for index in range(left.ndim) if index not in axes]
 
     def laid(tensor: Tensor) -> Tensor:
-        ordered = tensor.permute(*kept[:-1], *rest, kept[-1])
-        return ordered.flatten(len(kept) - 1, -2) if rest else ordered.unsqueeze(-2)
+        ordered = tensor.permute(*axes[:-1], *rest, axes[-1])
+        return ordered.flatten(len(axes) - 1, -2) if rest else ordered.unsqueeze(-2)
 
     result = laid(left).transpose(-1, -2) @ laid(right)
-    for place, axis in enumerate(leg.axes[:-1]):
+    for index, axis in enumerate(leg.axes[:-1]):
         if axis.every > 1:
-            size = result.shape[place] // axis.every
+            size = result.shape[index] // axis.every
             parts = (axis.every, size) if axis.tiled else (size, axis.every)
-            result = result.unflatten(place, parts).sum(place if axis.tiled else place + 1)
+            result = result.unflatten(index, parts).sum(index if axis.tiled else index + 1)
     return result
 
 

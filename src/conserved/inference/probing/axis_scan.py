@@ -53,21 +53,21 @@ class Scanner:
         """The outputs at moved inputs; None if the function refuses them or overflows."""
         self.passes += 1
         try:
-            found = self.function.outputs([moved[name] for name in self.function.names])
+            outputs = self.function.outputs([moved[name] for name in self.function.names])
         except Exception:  # a kernel may refuse inputs in any way it likes
             return None
-        if any(out.shape != before.shape for out, before in zip(found, self.outs, strict=True)):
+        if any(out.shape != before.shape for out, before in zip(outputs, self.outs, strict=True)):
             return None
-        return found if all(bool(torch.isfinite(out).all()) for out in found) else None
+        return outputs if all(bool(torch.isfinite(out).all()) for out in outputs) else None
 
-    def fits(self, place: int, found: Tensor, expected: Tensor) -> tuple[bool, float]:
+    def fits(self, index: int, outputs: Tensor, expected: Tensor) -> tuple[bool, float]:
         """Whether an output is what a move predicts, up to noise; and the largest relative difference by row."""
-        gap = (wide(found) - wide(expected)).abs()
+        gap = (wide(outputs) - wide(expected)).abs()
         size = by_row(wide(expected).square()).sqrt()
-        before = by_row(wide(self.outs[place]).square()).sqrt()
+        before = by_row(wide(self.outs[index]).square()).sqrt()
         growth = (size / before.clamp_min(1e-300)).clamp(1.0, 1e6)
-        limit = _NOISE * self.noise[place] * growth + _ROUNDING * self.unit * (size + wide(expected).abs())
-        typical = (self.noise[place] * growth).square().mean().sqrt() + self.unit * wide(
+        limit = _NOISE * self.noise[index] * growth + _ROUNDING * self.unit * (size + wide(expected).abs())
+        typical = (self.noise[index] * growth).square().mean().sqrt() + self.unit * wide(
             expected
         ).square().mean().sqrt()
         exact = bool((gap <= limit).all()) and bool(gap.square().mean().sqrt() <= _TYPICAL * typical)
@@ -96,8 +96,8 @@ class Scanner:
             signs = self.field(tensors[name].shape, (-1.0, 1.0))
             size = rms(tensors[name]) or 1.0
             moved = wide(tensors[name]) + signs * size if shift else wide(tensors[name]) * torch.exp2(signs)
-            found = self.run(tensors | {name: moved.to(tensors[name].dtype)})
-            self.known[name, shift] = found is not None and self._shows(found)
+            outputs = self.run(tensors | {name: moved.to(tensors[name].dtype)})
+            self.known[name, shift] = outputs is not None and self._shows(outputs)
         return self.known[name, shift]
 
     def _shows(self, values: Values) -> bool:
@@ -112,11 +112,11 @@ class Scanner:
     def field(self, sizes: Sequence[int], choices: Sequence[float]) -> Tensor:
         """Random numbers from `choices` over the coordinates, not all equal where there is more than one."""
         options = torch.tensor(choices, dtype=torch.float64)
-        found = options[torch.randint(len(choices), tuple(sizes), generator=self.generator)]
-        flat = found.view(-1)
+        signs = options[torch.randint(len(choices), tuple(sizes), generator=self.generator)]
+        flat = signs.view(-1)
         if flat.numel() > 1 and bool((flat == flat[0]).all()):
             flat[0] = options[0] if flat[0] != options[0] else options[1]
-        return found.to(self.outs[0].device)
+        return signs.to(self.outs[0].device)
 
     def leg(self, name: str, axes: Sequence[Axis], degree: float = 1.0) -> TensorLeg:
         """A leg of the input or output of that name."""
@@ -127,12 +127,12 @@ class Scanner:
 
 def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
     """How well the outputs follow a move of the inputs; None if the function could not be run there."""
-    found = scanner.run(moved)
-    if found is None:
+    outputs = scanner.run(moved)
+    if outputs is None:
         return None
     verdicts = [
-        scanner.fits(place, out, moved[name])
-        for place, (name, out) in enumerate(zip(scanner.function.out_names, found, strict=True))
+        scanner.fits(index, out, moved[name])
+        for index, (name, out) in enumerate(zip(scanner.function.out_names, outputs, strict=True))
     ]
     return all(exact for exact, _ in verdicts), max(error for _, error in verdicts)
 
@@ -169,12 +169,12 @@ def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | No
             drawn.append(scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)))
             size = _shift_size(scanner, symmetry) * shifts[round_ % len(shifts)]
             moved = shifted(symmetry, scanner.tensors, drawn[-1] * size)
-        found = judge(scanner, symmetry, moved)
+        degrees = judge(scanner, symmetry, moved)
         nearly = NEARLY if upwards else 16 * NEARLY
-        if found is None or not (found[0] or (symmetry.group is Group.SCALING and found[1] <= nearly)):
+        if degrees is None or not (degrees[0] or (symmetry.group is Group.SCALING and degrees[1] <= nearly)):
             return None
-        exact &= found[0]
-        errors.append(found[1])
+        exact &= degrees[0]
+        errors.append(degrees[1])
     return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
 
 
@@ -203,10 +203,10 @@ def followers(
 ) -> tuple[Axis | None, ...] | None:
     """For each output the axis along which it moved with the field, None where it stayed; None if one did neither."""
     axes: list[Axis | None] = []
-    for place, out in enumerate(values):
-        before = scanner.outs[place]
-        if degrees[place] == 0:
-            exact, error = scanner.fits(place, out, before)
+    for position, out in enumerate(values):
+        before = scanner.outs[position]
+        if degrees[position] == 0:
+            exact, error = scanner.fits(position, out, before)
             if not (exact or (group is Group.SCALING and error <= NEARLY)):
                 return None
             axes.append(None)
@@ -216,10 +216,10 @@ def followers(
             replace(option, axis=axis) for axis in order for option in _divides(before.shape[axis], powers.numel())
         ]
         for option in options:
-            leg = TensorLeg(name="", place=place, output=True, axes=(option,), degree=degrees[place])
-            lying = degrees[place] * spread(powers, leg, before.ndim)
+            leg = TensorLeg(name="", place=position, output=True, axes=(option,), degree=degrees[position])
+            lying = degrees[position] * spread(powers, leg, before.ndim)
             expected = wide(before) * torch.exp2(lying) if group is Group.SCALING else wide(before) + lying
-            exact, error = scanner.fits(place, out, expected)
+            exact, error = scanner.fits(position, out, expected)
             if exact or (group is Group.SCALING and error <= NEARLY):
                 axes.append(option)
                 break
@@ -231,8 +231,8 @@ def followers(
 def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> list[float] | None:
     """By which power each output follows a common factor, or by which multiple a common shift; None if it does not."""
     degrees = []
-    for place, out in enumerate(values):
-        before, after = wide(scanner.outs[place]), wide(out)
+    for index, out in enumerate(values):
+        before, after = wide(scanner.outs[index]), wide(out)
         if group is Group.SCALING:
             ratio = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
             degree = round(2 * torch.tensor(max(ratio, 1e-30)).log2().item() / amount) / 2
@@ -240,7 +240,7 @@ def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> l
         else:
             degree = round(2 * float((after - before).mean()) / amount) / 2
             expected = before + degree * amount
-        exact, error = scanner.fits(place, out, expected)
+        exact, error = scanner.fits(index, out, expected)
         if abs(degree) > 4 or not (exact or (group is Group.SCALING and error <= NEARLY)):
             return None
         degrees.append(degree)
@@ -293,9 +293,11 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
         return []
     amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
     act = scaled if group is Group.SCALING else shifted
-    whole = ProbedSymmetry(group=group, sizes=(), legs=(scanner.leg(name, ()),))
-    found = scanner.run(act(whole, scanner.tensors, torch.tensor(amount, dtype=torch.float64, device=tensor.device)))
-    degrees = None if found is None else _degrees(scanner, found, group, amount)
+    uniform = ProbedSymmetry(group=group, sizes=(), legs=(scanner.leg(name, ()),))
+    outputs = scanner.run(
+        act(uniform, scanner.tensors, torch.tensor(amount, dtype=torch.float64, device=tensor.device))
+    )
+    degrees = None if outputs is None else _degrees(scanner, outputs, group, amount)
     if degrees is None:
         return []
     outs = [(out, degree) for out, degree in zip(scanner.function.out_names, degrees, strict=True) if degree]
@@ -309,8 +311,8 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
             count = tensor.shape[axis] // carrier.every
             choices = _UP if group is Group.SCALING else (-1.0, -0.5, 0.5, 1.0)
             field_ = scanner.field((count,), choices) * (1.0 if group is Group.SCALING else amount)
-            one = ProbedSymmetry(group=group, sizes=(count,), legs=(scanner.leg(name, (carrier,)),))
-            after = scanner.run(act(one, scanner.tensors, field_))
+            by_index = ProbedSymmetry(group=group, sizes=(count,), legs=(scanner.leg(name, (carrier,)),))
+            after = scanner.run(act(by_index, scanner.tensors, field_))
             along = None if after is None else followers(scanner, group, after, field_, degrees, axis)
             if along is not None:
                 moving = zip(scanner.function.out_names, along, strict=True)
@@ -325,13 +327,13 @@ def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymm
     if not (scanner.tells(left, Group.SCALING) and scanner.tells(right, Group.SCALING)):
         return []
     two = torch.tensor(2.0, dtype=torch.float64, device=tensors[left].device)
-    single = {found.legs[0].name for found in alone}
+    single = {outputs.legs[0].name for outputs in alone}
     ways = [_partner_degree(left, right, alone)] + ([] if {left, right} <= single else [1.0])
     for degree in ways:
         legs = (scanner.leg(left, ()), scanner.leg(right, (), degree))
         uniform = ProbedSymmetry(group=Group.SCALING, sizes=(), legs=legs)
-        found = scanner.run(scaled(uniform, tensors, two))
-        degrees = None if found is None else _degrees(scanner, found, Group.SCALING, 2.0)
+        outputs = scanner.run(scaled(uniform, tensors, two))
+        degrees = None if outputs is None else _degrees(scanner, outputs, Group.SCALING, 2.0)
         if degrees is None or (degree > 0) != any(degrees):
             continue
         outs = [(name, power) for name, power in zip(scanner.function.out_names, degrees, strict=True) if power]
@@ -352,7 +354,7 @@ def _columns_of_two(
     """The pairs of axes of two inputs that scale together, each with the axes of the outputs that follow."""
     tensors = scanner.tensors
     done = {
-        name: {axis.axis for found in alone for leg in found.inputs if leg.name == name for axis in leg.axes}
+        name: {axis.axis for symmetry in alone for leg in symmetry.inputs if leg.name == name for axis in leg.axes}
         for name in (left, right)
     }
     columns: list[dict[str, Axis]] = []
@@ -361,10 +363,10 @@ def _columns_of_two(
         used = any(column[left].axis == a or column[right].axis == b for column in columns)
         if used or scanner.late or (a in done[left] and b in done[right]):
             continue
-        for one, other in _matched(tensors[left].shape[a], tensors[right].shape[b]):
-            column = {left: replace(one, axis=a), right: replace(other, axis=b)}
+        for axis_left, other in _matched(tensors[left].shape[a], tensors[right].shape[b]):
+            column = {left: replace(axis_left, axis=a), right: replace(other, axis=b)}
             legs = (scanner.leg(left, (column[left],)), scanner.leg(right, (column[right],), degree))
-            sizes = (tensors[left].shape[a] // one.every,)
+            sizes = (tensors[left].shape[a] // axis_left.every,)
             powers = scanner.field(sizes, _UP)
             trial = ProbedSymmetry(group=Group.SCALING, sizes=sizes, legs=legs)
             after = scanner.run(scaled(trial, tensors, powers))
@@ -379,50 +381,50 @@ def _columns_of_two(
 def _partner_degree(left: str, right: str, alone: Sequence[ProbedSymmetry]) -> float:
     """Minus one, or what two inputs' own degrees of homogeneity make it."""
     own: dict[str, float] = {}
-    for found in alone:
-        outs = [leg.degree for leg in found.legs if leg.output]
+    for symmetry in alone:
+        outs = [leg.degree for leg in symmetry.legs if leg.output]
         if outs:
-            own.setdefault(found.legs[0].name, outs[0])
+            own.setdefault(symmetry.legs[0].name, outs[0])
     if left in own and right in own:
         return -own[left] / own[right]
     return -1.0
 
 
-def _matched(one: int, other: int) -> list[tuple[Axis, Axis]]:
+def _matched(size: int, other: int) -> list[tuple[Axis, Axis]]:
     """How two axes may carry the same coordinates."""
-    if min(one, other) < 2:
+    if min(size, other) < 2:
         return []
     plain = Axis(axis=0)
-    if one == other:
+    if size == other:
         both = [(plain, plain)]
-        if one % 2 == 0 and one > 2:
+        if size % 2 == 0 and size > 2:
             adjacent, strided = Axis(axis=0, every=2), Axis(axis=0, every=2, tiled=True)
             both += [(adjacent, adjacent), (strided, strided)]
         return both
-    if one % other == 0:
-        return [(option, plain) for option in _divides(one, other)]
-    if other % one == 0:
-        return [(plain, option) for option in _divides(other, one)]
+    if size % other == 0:
+        return [(option, plain) for option in _divides(size, other)]
+    if other % size == 0:
+        return [(plain, option) for option in _divides(other, size)]
     return []
 
 
 def scalings(scanner: Scanner) -> list[ProbedSymmetry]:
     """Scalings of one input, then of two inputs against each other."""
     names = scanner.function.names
-    alone = [found for name in names for found in _alone(scanner, Group.SCALING, name)]
-    pairs = [(left, right) for place, left in enumerate(names) for right in names[place + 1 :]]
+    alone = [symmetry for name in names for symmetry in _alone(scanner, Group.SCALING, name)]
+    pairs = [(left, right) for index, left in enumerate(names) for right in names[index + 1 :]]
     return alone + [
-        found for left, right in pairs if not scanner.late for found in _against(scanner, left, right, alone)
+        symmetry for left, right in pairs if not scanner.late for symmetry in _against(scanner, left, right, alone)
     ]
 
 
 def translations(scanner: Scanner) -> list[ProbedSymmetry]:
     """Shifts of one input, with or without the outputs, and of two inputs of one shape against each other."""
     names = scanner.function.names
-    alone = [found for name in names if not scanner.late for found in _alone(scanner, Group.TRANSLATION, name)]
-    free = [name for name in names if all(found.legs[0].name != name for found in alone)]
-    for place, left in enumerate(free):
-        for right in free[place + 1 :]:
+    alone = [symmetry for name in names if not scanner.late for symmetry in _alone(scanner, Group.TRANSLATION, name)]
+    free = [name for name in names if all(symmetry.legs[0].name != name for symmetry in alone)]
+    for index, left in enumerate(free):
+        for right in free[index + 1 :]:
             shape = scanner.tensors[left].shape
             if shape != scanner.tensors[right].shape or scanner.late:
                 continue

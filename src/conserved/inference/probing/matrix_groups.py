@@ -17,10 +17,10 @@ _ENTRIES = 2**24
 """Matrices of at most this side, and this many entries over all coordinates, are worth an identity."""
 
 
-def mixing_symmetries(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
+def mixing_symmetries(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
     """Return what was found, with groups of matrices beside the scalings that are part of them."""
-    result = list(found)
-    for symmetry in found:
+    result = list(symmetries)
+    for symmetry in symmetries:
         if symmetry.group is Group.SCALING and not scanner.late:
             result += _linear(scanner, symmetry)
     return result + _rotations(scanner, result)
@@ -31,14 +31,14 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
     result: list[ProbedSymmetry] = []
     if len(symmetry.legs) < 2 or any(abs(leg.degree) != 1 for leg in symmetry.legs):
         return result
-    for place, size in enumerate(symmetry.sizes):
-        steps = {leg.axes[place].every for leg in symmetry.legs}
-        layouts = {leg.axes[place].tiled for leg in symmetry.legs}
+    for index, size in enumerate(symmetry.sizes):
+        steps = {leg.axes[index].every for leg in symmetry.legs}
+        layouts = {leg.axes[index].tiled for leg in symmetry.legs}
         if len(steps) > 1 or len(layouts) > 1 or scanner.late:
             continue
         every = steps.pop()
         width = size * every
-        others = [number for other, number in enumerate(symmetry.sizes) if other != place]
+        others = [number for other, number in enumerate(symmetry.sizes) if other != index]
         entries = width * width
         for number in others:
             entries *= number
@@ -46,7 +46,7 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
             continue
         group = Group.GENERAL_LINEAR if every == 1 else Group.PAIRED
         legs = tuple(
-            replace(leg, axes=(*leg.axes[:place], *leg.axes[place + 1 :], Axis(axis=leg.axes[place].axis)))
+            replace(leg, axes=(*leg.axes[:index], *leg.axes[index + 1 :], Axis(axis=leg.axes[index].axis)))
             for leg in symmetry.legs
         )
         pairs = "" if every == 1 else ("halves" if layouts.pop() else "adjacent")
@@ -56,23 +56,23 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
     return result
 
 
-def _rotations(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
+def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
     """Rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is known."""
     if scanner.coarse:
         return []
     tensors = scanner.tensors
     names = scanner.function.names
-    settled = {
+    general = {
         frozenset(leg.name for leg in symmetry.inputs)
-        for symmetry in found
+        for symmetry in symmetries
         if symmetry.group in (Group.GENERAL_LINEAR, Group.PAIRED)
     }
     result: list[ProbedSymmetry] = []
     groups: list[tuple[str, ...]] = [(name,) for name in names]
-    groups += [(left, right) for place, left in enumerate(names) for right in names[place + 1 :]]
+    groups += [(left, right) for index, left in enumerate(names) for right in names[index + 1 :]]
     for group in groups:
         width = tensors[group[0]].shape[-1] if tensors[group[0]].ndim else 0
-        if not 2 <= width <= _LARGEST or scanner.late or frozenset(group) in settled:
+        if not 2 <= width <= _LARGEST or scanner.late or frozenset(group) in general:
             continue
         if any(tensors[name].ndim < 2 or tensors[name].shape[-1] != width for name in group):
             continue
@@ -96,15 +96,15 @@ def _by_batch(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry:
     """The same rotation chosen anew for every entry of leading axes that all legs share, where that holds too."""
     shapes = [scanner.tensors[leg.name].shape for leg in symmetry.legs]
     shared = [axis for axis in range(min(map(len, shapes)) - 1) if len({shape[axis] for shape in shapes}) == 1]
-    kept: list[int] = []
+    axes: list[int] = []
     for axis in shared:
-        wider = _with_axes(symmetry, [*kept, axis], shapes[0])
+        wider = _with_axes(symmetry, [*axes, axis], shapes[0])
         entries = 1
         for size in (*wider.sizes, wider.sizes[-1]):
             entries *= size
         if shapes[0][axis] > 1 and entries <= _ENTRIES and _confirmed(scanner, wider) is not None:
-            kept.append(axis)
-    return _with_axes(symmetry, kept, shapes[0])
+            axes.append(axis)
+    return _with_axes(symmetry, axes, shapes[0])
 
 
 def _with_axes(symmetry: ProbedSymmetry, axes: Sequence[int], shape: Sequence[int]) -> ProbedSymmetry:
@@ -118,10 +118,10 @@ def _confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | N
     for _ in range(3 if symmetry.sizes[-1] >= _SMALL else 8):
         matrices = [_matrix(scanner, symmetry) for _ in range(2)]
         choice = scanner.field(symmetry.sizes[:-1], (0.0, 1.0))
-        found = judge(scanner, symmetry, mixed(symmetry, scanner.tensors, choice, matrices))
-        if found is None or not found[0]:
+        degrees = judge(scanner, symmetry, mixed(symmetry, scanner.tensors, choice, matrices))
+        if degrees is None or not degrees[0]:
             return None
-        errors.append(found[1])
+        errors.append(degrees[1])
     return replace(symmetry, error=max(errors))
 
 

@@ -69,9 +69,9 @@ def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor
         device = value.device
         share = torch.rand(value.shape, generator=generator, dtype=torch.float32, device=device) + 0.5
         share *= torch.randint(2, value.shape, generator=generator, device=device).mul_(2).sub_(1)
-        for place, point in enumerate(points):
-            moved = wide(value) * (1 + (place - 2) * step * share.double())
-            point.append(moved.to(value.dtype) if place != 2 else value.detach().clone())
+        for index, point in enumerate(points):
+            moved = wide(value) * (1 + (index - 2) * step * share.double())
+            point.append(moved.to(value.dtype) if index != 2 else value.detach().clone())
     return points
 
 
@@ -98,8 +98,8 @@ def measure_noise(
     count = len(function.values)
     points_ = nearby([*function.values, *gradients], step, function.seed + seed)
     runs = [function.gradients(point[:count], point[count:]) for point in points_]
-    outs = [[wide(run[0][place]) for run in runs] for place in range(len(runs[0][0]))]
-    grads = [[run[1][place] for run in runs] for place in range(len(function.values))]
+    outs = [[wide(run[0][index]) for run in runs] for index in range(len(runs[0][0]))]
+    grads = [[run[1][index] for run in runs] for index in range(len(function.values))]
     unit = max([UNIT[function.precision], *(UNIT[out.dtype] for out in runs[0][0])])
     shares = []
     for points in outs:
@@ -151,8 +151,8 @@ def measure_output_noise(
     """
     runs = [function.outputs(point) for point in nearby(values, step, function.seed + 17)]
     if entrywise:
-        return tuple(noise_of([wide(run[place]) for run in runs]).abs() for place in range(len(runs[0])))
-    return tuple(_output_deviation([wide(run[place]) for run in runs], out.dtype) for place, out in enumerate(runs[0]))
+        return tuple(noise_of([wide(run[index]) for run in runs]).abs() for index in range(len(runs[0])))
+    return tuple(_output_deviation([wide(run[index]) for run in runs], out.dtype) for index, out in enumerate(runs[0]))
 
 
 def _deviation(points: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import children_of
 from conserved.errors import InvalidInputError
 
 Values = tuple[Tensor, ...]
@@ -53,8 +54,8 @@ class NumericalFunction:
         # A compiled function is compiled again for calls without gradients: one graph for each shape is enough.
         graph = self.eager is not None
         with torch.set_grad_enabled(graph):
-            found = self._ran([copied(value).requires_grad_() if graph else value.detach() for value in values])
-        return tuple(found[place].detach() for place in self.differentiable)
+            result = self._ran([copied(value).requires_grad_() if graph else value.detach() for value in values])
+        return tuple(result[index].detach() for index in self.differentiable)
 
     def gradients(
         self, values: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int] | None = None
@@ -64,23 +65,23 @@ class NumericalFunction:
         with torch.enable_grad():
             # A backward may write into what it saved, and that may be the input itself.
             every = self.eager is not None
-            leaves = [copied(value).requires_grad_(every or place in asked) for place, value in enumerate(values)]
-            found = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
-            outs = [found[place] for place in self.differentiable]
+            leaves = [copied(value).requires_grad_(every or index in asked) for index, value in enumerate(values)]
+            outputs = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
+            outs = [outputs[index] for index in self.differentiable]
             live = [(out, gradient) for out, gradient in zip(outs, gradients, strict=True) if out.requires_grad]
             if not live:
                 return tuple(out.detach() for out in outs), (None,) * len(values)
-            kept = tuple(out.detach().clone() for out in outs)
-            got = torch.autograd.grad(
+            retained = tuple(out.detach().clone() for out in outs)
+            computed = torch.autograd.grad(
                 [out for out, _ in live],
-                [leaves[place] for place in asked],
+                [leaves[index] for index in asked],
                 [gradient.clone() if gradient.is_contiguous() else gradient for _, gradient in live],
                 allow_unused=True,
             )
         grads: list[Tensor | None] = [None] * len(values)
-        for place, grad in zip(asked, got, strict=True):
-            grads[place] = None if grad is None else grad.detach()
-        return kept, tuple(grads)
+        for index, grad in zip(asked, computed, strict=True):
+            grads[index] = None if grad is None else grad.detach()
+        return retained, tuple(grads)
 
     def _ran(self, values: Sequence[Tensor]) -> list[Tensor]:
         reseed(self.seed)
@@ -153,12 +154,12 @@ def function_of(
     own = _autograd_function(fn)
     title = getattr(own or fn, "__name__", None) or type(fn).__name__
     slots = _slots(fn, tensors, keywords)
-    found = [(name, value) for name, value in slots if _is_input(value)]
-    _refuse_unusable(title, [value for _, value in slots], found)
-    chosen = tuple(name for name, _ in found)
+    inputs = [(name, value) for name, value in slots if _is_input(value)]
+    _refuse_unusable(title, [value for _, value in slots], inputs)
+    chosen = tuple(name for name, _ in inputs)
     if names is not None:
-        if len(names) != len(found):
-            raise UncheckableError(f"{len(names)} names for {len(found)} floating-point inputs ({', '.join(chosen)}).")
+        if len(names) != len(inputs):
+            raise UncheckableError(f"{len(names)} names for {len(inputs)} floating-point inputs ({', '.join(chosen)}).")
         chosen = tuple(names)
 
     def called_as(target: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
@@ -166,21 +167,85 @@ def function_of(
         positional = [name for name, _ in _slots(target, tensors, {})][: len(tensors)]
 
         def call(values: Sequence[Tensor]) -> Any:
-            given = dict(zip((name for name, _ in found), values, strict=True))
+            given = dict(zip((name for name, _ in inputs), values, strict=True))
             return _called(target, positional, tensors, keywords, given)
 
         return call
 
-    values = tuple(value.detach() for _, value in found)
+    values = tuple(value.detach() for _, value in inputs)
     plain = _as_written(fn)
     eager = None if plain is None else called_as(plain)
-    return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
+    refused = _refused(called_as(fn), values, seed)
+    kept = [place for place in range(len(values)) if place not in refused]
+    if not refused or not kept:
+        return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
+    rest, names_left = tuple(values[place] for place in kept), tuple(chosen[place] for place in kept)
+    settled = _settled(title, _with_held(called_as(fn), values, refused), names_left, rest, seed)
+    note = f"held fixed: {', '.join(chosen[place] for place in refused)} ({title} refuses to differentiate by it)."
+    eager = None if eager is None else _with_held(eager, values, refused)
+    return replace(settled, eager=eager, notes=(*settled.notes, note))
+
+
+def hold(function: NumericalFunction, places: Sequence[int], reason: str) -> NumericalFunction:
+    """Return a function of the other inputs alone; the same function if none or all are to be held."""
+    kept = [place for place in range(len(function.values)) if place not in places]
+    if not places or not kept:
+        return function
+    eager = None if function.eager is None else _with_held(function.eager, function.values, places)
+    note = f"held fixed: {', '.join(function.names[place] for place in places)} ({reason})."
+    return replace(
+        function,
+        call=_with_held(function.call, function.values, places),
+        eager=eager,
+        names=tuple(function.names[place] for place in kept),
+        values=tuple(function.values[place] for place in kept),
+        notes=(*function.notes, note),
+    )
+
+
+def _with_held(
+    call: Callable[[Sequence[Tensor]], Any], values: Values, places: Sequence[int]
+) -> Callable[[Sequence[Tensor]], Any]:
+    """Return the call without some of its inputs, which keep their values and follow the others' precision."""
+    own = next(value.dtype for place, value in enumerate(values) if place not in places)
+
+    def shorter(rest: Sequence[Tensor]) -> Any:
+        given = iter(rest)
+        return call(
+            [
+                (value.to(rest[0].dtype, copy=True) if value.dtype == own else value.clone())
+                if place in places
+                else next(given)
+                for place, value in enumerate(values)
+            ]
+        )
+
+    return shorter
+
+
+def _refused(call: Callable[[Sequence[Tensor]], Any], values: Values, seed: int) -> list[int]:
+    """Return the inputs that a function takes, but not where they require a gradient: targets, running means."""
+
+    def runs(wanted: Sequence[int]) -> bool:
+        given = [value.clone().requires_grad_(place in wanted) for place, value in enumerate(values)]
+        # An input that is written to must not be a leaf.
+        given = [value.clone() if value.requires_grad else value for value in given]
+        try:
+            _trial(call, given, seed)
+        except RuntimeError:
+            return False
+        return True
+
+    every = range(len(values))
+    if runs(every) or not runs(()):
+        return []
+    return [place for place in every if not runs((place,))]
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the function inside `torch.compile`; None if it is not compiled."""
     if isinstance(fn, nn.Module):
-        inner = fn._modules.get("_orig_mod")
+        inner = children_of(fn).get("_orig_mod")
         return _Prefixed(inner) if inner is not None else None
     written = getattr(fn, "_torchdynamo_orig_callable", None)
     return written if callable(written) else None
@@ -209,7 +274,7 @@ def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str
     except (TypeError, ValueError):
         parameters = []
     plain = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    slots = [(plain[place] if place < len(plain) else f"x{place}", value) for place, value in enumerate(tensors)]
+    slots = [(plain[index] if index < len(plain) else f"x{index}", value) for index, value in enumerate(tensors)]
     slots += list(keywords.items())
     if isinstance(fn, nn.Module):
         slots += [(name, value) for name, value in fn.named_parameters() if value.requires_grad]
@@ -219,8 +284,8 @@ def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str
 def _autograd_function(fn: Callable[..., Any]) -> type[torch.autograd.Function] | None:
     """Return the autograd function whose `apply` this is, whose `forward` has the names of its inputs."""
     owner = getattr(fn, "__self__", None)
-    mine = isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
-    return owner if mine else None
+    is_apply = isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
+    return owner if is_apply else None
 
 
 def _called(
@@ -243,21 +308,21 @@ def _is_input(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
 
 
-def _refuse_unusable(title: str, given: Sequence[Any], found: Sequence[tuple[str, Tensor]]) -> None:
-    if not found:
+def _refuse_unusable(title: str, given: Sequence[Any], inputs: Sequence[tuple[str, Tensor]]) -> None:
+    if not inputs:
         kinds = sorted({str(value.dtype)[6:] for value in given if isinstance(value, Tensor)})
-        told = f"only tensors of {', '.join(kinds)}" if kinds else "no tensor"
+        received = f"only tensors of {', '.join(kinds)}" if kinds else "no tensor"
         raise UncheckableError(
-            f"{title} was given {told}; a gradient needs at least one non-empty floating-point tensor."
+            f"{title} was given {received}; a gradient needs at least one non-empty floating-point tensor."
         )
-    for name, value in found:
+    for name, value in inputs:
         if value.dtype not in UNIT:
             raise UncheckableError(f"{name} is {str(value.dtype)[6:]}; gradients are checked in {_known()}.")
         if not torch.isfinite(value).all():
             raise UncheckableError(f"{name} contains infinities or NaN; a check needs finite inputs.")
     if any(isinstance(value, Tensor) and value.is_complex() for value in given):
         raise UncheckableError(f"{title} takes complex tensors; split them into real and imaginary parts to check it.")
-    devices = {str(value.device) for _, value in found}
+    devices = {str(value.device) for _, value in inputs}
     if len(devices) > 1:
         raise UncheckableError(f"Inputs lie on {' and '.join(sorted(devices))}; put them on one device.")
 
@@ -292,25 +357,25 @@ def _settled(
         raise UncheckableError(
             f"{title} returned no floating-point tensor; return the outputs whose gradient is to be checked."
         )
-    differentiable = tuple(place for place, out in enumerate(outs) if out.requires_grad and out.numel() > 0)
+    differentiable = tuple(index for index, out in enumerate(outs) if out.requires_grad and out.numel() > 0)
     if not differentiable:
         raise UncheckableError(
             f"No output of {title} is connected to its inputs (no grad_fn): it runs under no_grad, detaches, or leaves "
             "the graph. There is no backward to check."
         )
-    for place in differentiable:
-        if not torch.isfinite(outs[place]).all():
+    for index in differentiable:
+        if not torch.isfinite(outs[index]).all():
             raise UncheckableError(
                 f"{title} returned infinities or NaN on these inputs; give it inputs it can be computed on."
             )
-        if outs[place].dtype not in UNIT:
+        if outs[index].dtype not in UNIT:
             raise UncheckableError(
-                f"{title} returned {str(outs[place].dtype)[6:]}; gradients are checked in {_known()}."
+                f"{title} returned {str(outs[index].dtype)[6:]}; gradients are checked in {_known()}."
             )
-    out_names = ("out",) if len(differentiable) == 1 else tuple(f"out{place}" for place in differentiable)
+    out_names = ("out",) if len(differentiable) == 1 else tuple(f"out{index}" for index in differentiable)
     if len(differentiable) < len(outs):
-        left = len(outs) - len(differentiable)
-        notes.append(f"{left} of {len(outs)} outputs have no gradient and were left out.")
+        constant_outputs = len(outs) - len(differentiable)
+        notes.append(f"{constant_outputs} of {len(outs)} outputs have no gradient and were left out.")
     return NumericalFunction(
         title=title,
         call=call,

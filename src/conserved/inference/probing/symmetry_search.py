@@ -61,7 +61,7 @@ class Probe:
         Returns:
             The symmetries in which every one of these tensors takes part.
         """
-        return tuple(found for found in self.symmetries if set(names) <= {leg.name for leg in found.legs})
+        return tuple(symmetry for symmetry in self.symmetries if set(names) <= {leg.name for leg in symmetry.legs})
 
     def __repr__(self) -> str:
         return f"<Probe of {self.function}: {len(self.symmetries)} symmetries, {self.passes} forward passes>"
@@ -71,7 +71,7 @@ class Probe:
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {len(self.symmetries)} continuous symmetries, {self.passes} forward passes"]
-        return "\n".join([*lines, *(f"  {found}" for found in self.symmetries)])
+        return "\n".join([*lines, *(f"  {symmetry}" for symmetry in self.symmetries)])
 
 
 def probe(
@@ -108,14 +108,14 @@ def probe_function(function: NumericalFunction, *, unit: float | None = None, se
     if not all(bool(torch.isfinite(out).all()) for out in outs):
         raise UncheckableError(f"{function.title} returned infinities or NaN on these inputs.")
     scanner = scanner_of(function, outs, unit=unit, seconds=seconds)
-    found = scalings(scanner)
-    found += translations(scanner)
-    found = mixing_symmetries(scanner, found)
+    symmetries = scalings(scanner)
+    symmetries += translations(scanner)
+    symmetries = mixing_symmetries(scanner, symmetries)
     return Probe(
         function=function.title,
         inputs={name: tuple(value.shape) for name, value in zip(function.names, function.values, strict=True)},
         outputs={name: tuple(out.shape) for name, out in zip(function.out_names, outs, strict=True)},
-        symmetries=tuple(found),
+        symmetries=tuple(symmetries),
         passes=scanner.passes,
         complete=time.monotonic() < scanner.deadline,
     )

@@ -47,12 +47,12 @@ def contraction(s: Step, left: Any, right: Any, axes: OperandAxes) -> Type:
     """
     engine = s.engine
     x, y = s.raw(left), s.raw(right)
-    if any(isinstance(one, Type) and one.zero for one in (x, y)):
+    if any(isinstance(operand, Type) and operand.zero for operand in (x, y)):
         return ZERO
     count = max(axes.sizes) + 1
     to_left = Renumber(axes.left)
     to_right = Renumber(axes.right)
-    mine = set(axes.left) - set(axes.right)
+    own_dims = set(axes.left) - set(axes.right)
     other = set(axes.right) - set(axes.left)
     if isinstance(x, ReadPart) and isinstance(y, ReadPart):
         x = first_contraction(engine, x, to_left, FIXED, axes, fresh_sum=True)
@@ -68,17 +68,17 @@ def contraction(s: Step, left: Any, right: Any, axes: OperandAxes) -> Type:
         to_right.type(y),
         summed=axes.summed,
         batch=axes.batch,
-        mine={axis for axis in mine if axes.sizes[axis] != 1},
+        own_dims={axis for axis in own_dims if axes.sizes[axis] != 1},
         other={axis for axis in other if axes.sizes[axis] != 1},
         sizes=axes.sizes,
     )
-    return renumbered(result, {axis: place for place, axis in enumerate(axes.result)}, count)
+    return renumbered(result, {axis: index for index, axis in enumerate(axes.result)}, count)
 
 
 def first_contraction(
     engine: Engine,
     view: ReadPart,
-    place: Renumber,
+    renumber: Renumber,
     partner: Type,
     axes: OperandAxes,
     *,
@@ -86,13 +86,13 @@ def first_contraction(
     rows: bool = False,
 ) -> Type:
     """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
-    moved_view = view.moved(place)
+    moved_view = view.moved(renumber)
     own = sorted({dim for coordinate in moved_view.coordinates for dim in coordinate.dims})
     virtual, counts = virtual_axes(moved_view)
-    kept = [dim for dim in own if dim not in axes.summed]
+    remaining = [dim for dim in own if dim not in axes.summed]
     fields = []
-    if kept or virtual:
-        fields.append(engine.fresh(kept, [axes.sizes[dim] for dim in kept], virtual, counts))
+    if remaining or virtual:
+        fields.append(engine.fresh(remaining, [axes.sizes[dim] for dim in remaining], virtual, counts))
     else:
         fields.append(engine.fresh((), ()))
     if fresh_sum:
@@ -104,21 +104,21 @@ def first_contraction(
         touching = [
             factor for factor in partner.factors if factor.touches(axes.summed) or not (factor.dims or factor.virtual)
         ]
-        for group in components([one for one in touching if one.dims or one.virtual]):
-            foreign = sorted({dim for one in group for dim in one.dims if dim not in own})
-            other_axes = [axis for one in group for axis in one.virtual if not any(axis.same(v) for v in virtual)]
-            inner = sorted({dim for one in group for dim in one.dims if dim in own})
+        for group in components([field for field in touching if field.dims or field.virtual]):
+            foreign = sorted({dim for field in group for dim in field.dims if dim not in own})
+            other_axes = [axis for field in group for axis in field.virtual if not any(axis.same(v) for v in virtual)]
+            inner = sorted({dim for field in group for dim in field.dims if dim in own})
             if len(group) == 1 and inner and foreign and not group[0].virtual:
                 # It takes up what the partner's charges have in common along its own axes; what is left of them (a
                 # scale for every index of the others) goes on into the result.
                 fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
             elif foreign or other_axes:
-                fields += [one.times(-1) for one in engine.uniform(group, foreign, other_axes)]
+                fields += [field.times(-1) for field in engine.uniform(group, foreign, other_axes)]
             else:
-                fields += [one.times(-1) for one in group]
-        fields += [one.times(-1) for one in touching if not (one.dims or one.virtual)]
-    known = first_use(engine, moved_view, fields, role="map", rows=kept if rows and not virtual else ())
-    back = {new: old for old, new in enumerate(place.places) if new is not None}
+                fields += [field.times(-1) for field in group]
+        fields += [field.times(-1) for field in touching if not (field.dims or field.virtual)]
+    known = first_use(engine, moved_view, fields, role="map", rows=remaining if rows and not virtual else ())
+    back = {new: old for old, new in enumerate(renumber.places) if new is not None}
     return renumbered(known, back, max(axes.sizes) + 1)
 
 
@@ -237,7 +237,7 @@ def _convolution(s: Step) -> Known:
     split_w = Regroup(
         weight, (groups, inputs, outputs, *weight[2:]) if transposed else (groups, outputs, inputs, *weight[2:])
     )
-    left = split_x.type(level)
+    data = split_x.type(level)
     kernel = prod(weight[2:])
     raw = moved(s.raw(w), split_w)
     spatial = tuple(5 + n for n in range(len(weight) - 2))
@@ -246,7 +246,7 @@ def _convolution(s: Step) -> Known:
     sizes = {0: shape[0], 1: groups, 2: inputs, 3: outputs, 4: 1}
     sizes |= dict(zip(spatial, weight[2:], strict=True)) | dict(zip(image, shape[2:], strict=True))
     axes = OperandAxes((0, 1, 2, *image), names, (0, 1, 3, *image), sizes)
-    result = conv_contraction(s, left, raw, axes, kernel)
+    result = conv_contraction(s, data, raw, axes, kernel)
     merged = Regroup((shape[0], groups, outputs, *s.out[2:]), s.out)
     result = merged.type(
         renumbered(result, {0: 0, 1: 1, 3: 2, **{axis: 3 + n for n, axis in enumerate(image)}}, max(sizes) + 1)
@@ -272,26 +272,30 @@ def _each(given: Any, count: int) -> list[int]:
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def conv_contraction(s: Step, left: Type, raw: Known, axes: OperandAxes, kernel: int) -> Type:
+def conv_contraction(s: Step, data: Type, raw: Known, axes: OperandAxes, kernel: int) -> Type:
     """Return the contraction over the channels of a group, with a kernel that is the same at every place."""
     engine = s.engine
-    place = Renumber(axes.right)
-    x = Renumber(axes.left).type(left)
-    y = place.type(first_contraction(engine, raw, place, x, axes)) if isinstance(raw, ReadPart) else place.type(raw)
+    renumber = Renumber(axes.right)
+    x = Renumber(axes.left).type(data)
+    y = (
+        renumber.type(first_contraction(engine, raw, renumber, x, axes))
+        if isinstance(raw, ReadPart)
+        else renumber.type(raw)
+    )
     level = engine.uniform(y.factors, [axis for axis in axes.right if axis >= 5])
     y = Type(tuple(level), y.shifts, y.images, y.zero)
     sizes = axes.sizes
     images = {axis for axis in axes.left if axis >= 5 and sizes[axis] != 1}
-    mine = {axis for axis in {0} | images if sizes[axis] != 1}
+    own_dims = {axis for axis in {0} | images if sizes[axis] != 1}
     other = {3} if sizes[3] != 1 else set()
-    return engine.contract(x, y, summed=axes.summed, batch=axes.batch, mine=mine, other=other, sizes=sizes)
+    return engine.contract(x, y, summed=axes.summed, batch=axes.batch, own_dims=own_dims, other=other, sizes=sizes)
 
 
 @rule("_trilinear")
 def _trilinear(s: Step) -> Known:
     """Σ x[n, i] W[o, i, j] z[n, j], as `bilinear` records it; other forms of three factors fix them."""
-    x, w, z = (s.arg(place) for place in range(3))
-    if [list(s.arg(place)) for place in range(3, 7)] != [[1, 3], [0], [1, 2], [2, 3]]:
+    x, w, z = (s.arg(index) for index in range(3))
+    if [list(s.arg(index)) for index in range(3, 7)] != [[1, 3], [0], [1, 2], [2, 3]]:
         return fix_all(s)
     (n, i), (o, _, j) = s.shape(x), s.shape(w)
     sizes = {0: n, 1: i, 2: o, 3: j}
@@ -303,7 +307,7 @@ def _trilinear(s: Step) -> Known:
         Renumber((0, 3)).type(second),
         summed={3},
         batch={0} & wide,
-        mine={2} & wide,
+        own_dims={2} & wide,
         other=set(),
         sizes=sizes,
     )

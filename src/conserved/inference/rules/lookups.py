@@ -72,7 +72,7 @@ def _index(s: Step) -> Known:
         indices: list[Any] = [None] * dim + [index]
     else:
         indices = list(s.arg(1))
-    used = [n for n, one in enumerate(indices) if one is not None]
+    used = [n for n, item in enumerate(indices) if item is not None]
     boolean = any(
         isinstance(indices[n], ValueRef) and s.program.values[indices[n].value].dtype == torch.bool for n in used
     )
@@ -118,13 +118,13 @@ def compressed(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type
             images.append(Image(s.engine.key(), frozenset(shift.occupied), distinct(shift.atoms)))
         else:
             shifts.append(shift)
-    found = []
+    runs = []
     for image in images:
         varies = frozenset(new for dim in image.varies if dim not in covered for new in move.carry(dim))
-        found.append(
+        runs.append(
             replace(image, key=s.engine.key(), varies=varies | ({start} if image.varies & set(covered) else set()))
         )
-    return Type(tuple(map(move.field, factors)), tuple(map(move.field, shifts)), tuple(found), type_.zero)
+    return Type(tuple(map(move.field, factors)), tuple(map(move.field, shifts)), tuple(runs), type_.zero)
 
 
 def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
@@ -140,40 +140,40 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
     slots_dims, slots = tidy(real, np.arange(prod(places)).reshape(places))
     virtual = Virtual(origin_of(s, index) + 1_000_000_000, slots_dims, slots)
 
-    def field(one: Field) -> Field:
-        if dim not in one.dims:
-            return move.field(one)
-        axis = len(one.virtual) + one.dims.index(dim)
-        array = np.moveaxis(one.atoms, axis, len(one.virtual))
-        rest = tuple(d for d in one.dims if d != dim)
+    def read_field(field: Field) -> Field:
+        if dim not in field.dims:
+            return move.field(field)
+        axis = len(field.virtual) + field.dims.index(dim)
+        array = np.moveaxis(field.atoms, axis, len(field.virtual))
+        rest = tuple(d for d in field.dims if d != dim)
         return Field(
             tuple(d if d < dim else d + width - 1 for d in rest),
             array,
-            one.weight,
-            (*(Virtual(v.key, *move.array(v.dims, v.slots, 0)) for v in one.virtual), virtual),
+            field.weight,
+            (*(Virtual(v.key, *move.array(v.dims, v.slots, 0)) for v in field.virtual), virtual),
         )
 
     if isinstance(known, ReadPart):
         if shape[dim] <= LOOKED_UP and not any(
             dim in v.dims for coordinate in known.coordinates for v in coordinate.virtual
         ):
-            return replace(known, coordinates=tuple(map(field, known.coordinates)))
+            return replace(known, coordinates=tuple(map(read_field, known.coordinates)))
         known = s.type(x)
     touching = [factor for factor in known.factors if factor.touches([dim])]
-    if touching and (shape[dim] > LOOKED_UP or any(one.virtual for one in touching)):
+    if touching and (shape[dim] > LOOKED_UP or any(field.virtual for field in touching)):
         level = s.engine.uniform(known.factors, [dim])
         factors = tuple(map(move.field, level))
     else:
-        for one in touching:
-            s.engine.split_by([one], [dim], batch=True)
-        factors = tuple(map(field, known.factors))
+        for field in touching:
+            s.engine.split_by([field], [dim], batch=True)
+        factors = tuple(map(read_field, known.factors))
     shifts, images = [], []
-    for one in known.shifts:
-        if one.touches([dim]):
-            varies = frozenset(new for d in one.occupied if d != dim for new in move.carry(d)) | set(real)
-            images.append(Image(s.engine.key(), varies, distinct(one.atoms)))
+    for field in known.shifts:
+        if field.touches([dim]):
+            varies = frozenset(new for d in field.occupied if d != dim for new in move.carry(d)) | set(real)
+            images.append(Image(s.engine.key(), varies, distinct(field.atoms)))
         else:
-            shifts.append(move.field(one))
+            shifts.append(move.field(field))
     for image in known.images:
         varies = frozenset(new for d in image.varies if d != dim for new in move.carry(d))
         images.append(Image(s.engine.key(), varies | (set(real) if dim in image.varies else set()), image.atoms))
@@ -211,7 +211,7 @@ def _gather(s: Step) -> Any:
     shifts = [shift for shift in type_.shifts if not shift.touches([dim])]
     touched = [shift for shift in type_.shifts if shift.touches([dim])]
     everything = frozenset(range(count))
-    images = [Image(s.engine.key(), everything, distinct(one.atoms)) for one in touched]
+    images = [Image(s.engine.key(), everything, distinct(factor.atoms)) for factor in touched]
     images += [
         image if dim not in image.varies else Image(s.engine.key(), everything, image.atoms) for image in type_.images
     ]
@@ -294,8 +294,8 @@ def _index_add(s: Step) -> Known:
         # Entries whose index differs along another axis go different ways, and do not mix along it.
         apart = expanded_less(s, index) | ({dim} if reduce is None else set())
         apart = set(range(len(s.out))) if reduce in ("amax", "amin") else apart
-        for one in (before, given):
-            s.engine.split_by(one.factors, apart, batch=False)
+        for type_ in (before, given):
+            s.engine.split_by(type_.factors, apart, batch=False)
     if given.shifted or before.shifted:
         s.engine.steady(given)
         s.engine.steady(before)
@@ -309,7 +309,7 @@ def _index_add(s: Step) -> Known:
 def _index_put(s: Step) -> Known:
     base, indices, source = s.arg(0), list(s.arg(1)), s.arg(2)
     shape = s.shape(base)
-    used = [n for n, one in enumerate(indices) if one is not None]
+    used = [n for n, index in enumerate(indices) if index is not None]
     before, given = s.type(base), s.type(source)
     if len(used) != 1 or used[0] != 0:
         return fix_all(s)

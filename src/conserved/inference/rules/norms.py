@@ -42,12 +42,12 @@ def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, c
     Returns:
         The type of the output, which does not move.
     """
-    left = s.engine.uniform(x.factors, dims)
+    level = s.engine.uniform(x.factors, dims)
     for factor in x.factors:
         s.engine.partition.shatter(factor.atoms)
-    if epsilon and left:
+    if epsilon and level:
         # A negative or a large number beside the squares is no small correction: then the scale is seen.
-        s.engine.equate(left, (), soft=epsilon if 0 < epsilon <= EPSILON else 0)
+        s.engine.equate(level, (), soft=epsilon if 0 < epsilon <= EPSILON else 0)
     if centres:
         s.engine.forget_shift(x, dims)
     else:
@@ -58,14 +58,14 @@ def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, c
 def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
     """Return a gain and a bias over `dims` on something that does not move."""
     result = FIXED
-    place = Renumber(tuple(dims))
+    renumber = Renumber(tuple(dims))
     for ref in (weight, bias):
         known = s.raw(ref) if ref is not None else None
         if isinstance(known, Type):
             # A gain that is computed is multiplied with data, row by row.
             s.engine.let_go(known)
     if weight is not None:
-        result = place.type(s.type(weight, entries=True))
+        result = renumber.type(s.type(weight, entries=True))
         s.engine.split_by(result.factors, range(len(s.out)), batch=False)
         result = Type(result.factors, (), s.engine.imaged(result, range(len(s.out))))
     zeros = s.constant(bias)
@@ -78,7 +78,7 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
                 for factor in result.factors
             ]
             known = first_use(s.engine, known, fields, role="bias", entries=True)
-        result = added(s.engine, result if weight is not None else FIXED, place.type(known))
+        result = added(s.engine, result if weight is not None else FIXED, renumber.type(known))
     return result
 
 

@@ -67,8 +67,10 @@ def _squeeze(s: Step) -> Known:
     dims = s.arg(1, "dim")
     given = range(len(shape)) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {at(d, len(shape)) for d in given if shape and shape[at(d, len(shape))] == 1}
-    kept = [d for d in range(len(shape)) if d not in gone]
-    return moved(s.raw(s.arg(0)), Renumber(tuple(kept.index(d) if d in kept else None for d in range(len(shape)))))
+    remaining = [d for d in range(len(shape)) if d not in gone]
+    return moved(
+        s.raw(s.arg(0)), Renumber(tuple(remaining.index(d) if d in remaining else None for d in range(len(shape))))
+    )
 
 
 @rule("expand", "expand_copy", "broadcast_to")
@@ -127,8 +129,8 @@ def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
 
 def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
     """Return a type of which some entries along an axis are taken."""
-    whole = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
-    if not whole:
+    complete = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
+    if not complete:
         # Entries that are taken, or taken more often, do not mix with the others.
         chosen = np.bincount(np.atleast_1d(index), minlength=size)
         for factor in known.factors:
@@ -136,7 +138,7 @@ def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
                 axis = len(factor.virtual) + factor.dims.index(dim)
                 keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(factor.atoms.ndim)))
                 s.engine.partition.split(factor.atoms, np.broadcast_to(keys, factor.atoms.shape), batch=False)
-    return known if whole else Take(dim, index).type(known)
+    return known if complete else Take(dim, index).type(known)
 
 
 @rule(
@@ -170,20 +172,20 @@ def _unbind(s: Step) -> list[Known]:
 @rule("conserved::all_to_all", "conserved::reduce_scatter")
 def _deal_out(s: Step) -> Known:
     """Entries of the first axis go to other processes: the type stays where no motion differs along that axis."""
-    found = s.type(s.arg(0))
-    if any(factor.touches((0,)) for factor in found.factors):
+    type_ = s.type(s.arg(0))
+    if any(factor.touches((0,)) for factor in type_.factors):
         return fix_all(s)
-    uneven = tuple(shift for shift in found.shifts if shift.touches((0,)))
-    s.engine.zero(Type(shifts=uneven, strands=found.strands))
+    uneven = tuple(shift for shift in type_.shifts if shift.touches((0,)))
+    s.engine.zero(Type(shifts=uneven, strands=type_.strands))
     # Data of other processes are other data: what was multiplied with them is another map of the same shift.
     images = tuple(
         replace(image, key=moved_key(image.key, s.operation.name, s.operation.results[0]))
         if 0 in image.varies
         else image
-        for image in found.images
+        for image in type_.images
     )
-    shifts = tuple(shift for shift in found.shifts if not shift.touches((0,)))
-    return replace(found, shifts=shifts, images=images, strands=())
+    shifts = tuple(shift for shift in type_.shifts if not shift.touches((0,)))
+    return replace(type_, shifts=shifts, images=images, strands=())
 
 
 @rule("flip")
@@ -271,30 +273,30 @@ def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) 
     index = np.unravel_index(positions, tuple(shape)) if shape else ()
     dims = tuple(range(positions.ndim))
 
-    def field(one: Field) -> Field:
-        array = one.atoms[tuple(index[dim] for dim in one.dims)] if one.dims else one.atoms
-        if not one.dims:
-            return one
-        found_dims, found = tidy(dims, array)
-        return Field(found_dims, found, one.weight)
+    def read_field(field: Field) -> Field:
+        array = field.atoms[tuple(index[dim] for dim in field.dims)] if field.dims else field.atoms
+        if not field.dims:
+            return field
+        found_dims, atoms = tidy(dims, array)
+        return Field(found_dims, atoms, field.weight)
 
     source = unvirtual(s.engine, source)
     everything = frozenset(dims)
     images = tuple(
         replace(image, key=s.engine.key(), varies=everything) if image.varies else image for image in source.images
     )
-    for one in source.factors:
-        if not one.dims:
+    for field in source.factors:
+        if not field.dims:
             continue
-        if _couples(one, index):
+        if _couples(field, index):
             # One axis of the result runs through this factor's and other axes at once, as a diagonal does.
-            s.engine.partition.shatter(one.atoms)
+            s.engine.partition.shatter(field.atoms)
             continue
-        sizes = tuple(shape[dim] for dim in one.dims)
-        flat = np.ravel_multi_index(tuple(index[dim] for dim in one.dims), sizes).reshape(-1)
-        often = np.bincount(flat, minlength=prod(sizes)).reshape(one.atoms.shape)
-        s.engine.partition.split(one.atoms, often, batch=False)
-    return Type(tuple(map(field, source.factors)), tuple(map(field, source.shifts)), images, source.zero)
+        sizes = tuple(shape[dim] for dim in field.dims)
+        flat = np.ravel_multi_index(tuple(index[dim] for dim in field.dims), sizes).reshape(-1)
+        often = np.bincount(flat, minlength=prod(sizes)).reshape(field.atoms.shape)
+        s.engine.partition.split(field.atoms, often, batch=False)
+    return Type(tuple(map(read_field, source.factors)), tuple(map(read_field, source.shifts)), images, source.zero)
 
 
 def _couples(field: Field, index: Sequence[np.ndarray]) -> bool:
@@ -325,7 +327,7 @@ def _write(s: Step) -> Known:
         return FIXED
     if before.fixed and not before.zero and after.fixed:
         return FIXED
-    if any(one.virtual for type_ in (before, after) for one in (*type_.factors, *type_.shifts)):
+    if any(field.virtual for type_ in (before, after) for field in (*type_.factors, *type_.shifts)):
         before, after = unvirtual(s.engine, before), unvirtual(s.engine, after)
     if before.zero:
         factors = tuple(placed(s.engine, factor, shape, positions) for factor in after.factors)
@@ -403,60 +405,60 @@ def _stack(s: Step) -> Known:
 def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type], out: Sequence[int]) -> Type:
     """Tensors side by side along `dim`, which together have the shape `out`."""
     engine = s.engine
-    types = [unvirtual(engine, one) for one in types]
+    types = [unvirtual(engine, item) for item in types]
     if len(types) == 1:
         return types[0]
 
     def fields(lists: list[Sequence[Field]], wild: list[bool], shift: bool) -> list[Field]:
-        ordered = [sorted(one, key=lambda f: (-len(f.dims), f.dims)) for one in lists]
+        ordered = [sorted(item, key=lambda f: (-len(f.dims), f.dims)) for item in lists]
         result = []
-        for rank in range(max((len(one) for one in ordered), default=0)):
-            row = [one[rank] if rank < len(one) else None for one in ordered]
-            present = [one for one in row if one is not None]
+        for rank in range(max((len(item) for item in ordered), default=0)):
+            row = [item[rank] if rank < len(item) else None for item in ordered]
+            present = [item for item in row if item is not None]
             first = present[0]
             # Zeros move with anything: they take on what stands beside them.
-            anything = [one is None and free and not shift for one, free in zip(row, wild, strict=True)]
+            anything = [item is None and free and not shift for item, free in zip(row, wild, strict=True)]
             if len(present) + sum(anything) == len(row) and all(
-                dim not in one.dims
-                and one.dims == first.dims
-                and one.weight == first.weight
-                and np.array_equal(one.atoms, first.atoms)
-                for one in present
+                dim not in item.dims
+                and item.dims == first.dims
+                and item.weight == first.weight
+                and np.array_equal(item.atoms, first.atoms)
+                for item in present
             ):
                 result.append(first)
                 continue
             weight = first.weight
-            dims = sorted({d for one in present for d in one.dims} | {dim})
+            dims = sorted({d for item in present for d in item.dims} | {dim})
             pieces = []
-            for one, size, free in zip(row, sizes, wild, strict=True):
+            for item, size, free in zip(row, sizes, wild, strict=True):
                 shape = tuple(size if d == dim else out[d] for d in dims)
-                if one is None:
+                if item is None:
                     if free and not shift:
                         pieces.append(engine.alone(dims, shape).atoms.reshape(shape))
                     else:
                         pieces.append(np.zeros(shape, dtype=np.int64))
                     continue
-                index = tuple(slice(None) if d in one.dims else None for d in dims)
-                array = np.broadcast_to(one.atoms[index], shape)
-                if one.weight != weight:
+                index = tuple(slice(None) if d in item.dims else None for d in dims)
+                array = np.broadcast_to(item.atoms[index], shape)
+                if item.weight != weight:
                     system = engine.shifts if shift else engine.charges
                     if shift:
-                        other = system.fresh(one.atoms.shape)
+                        other = system.fresh(item.atoms.shape)
                     else:
-                        other = engine.alone(range(one.atoms.ndim), one.atoms.shape).atoms.reshape(one.atoms.shape)
-                    system.add([(weight, other), (-one.weight, one.atoms)], origin=engine.origin)
+                        other = engine.alone(range(item.atoms.ndim), item.atoms.shape).atoms.reshape(item.atoms.shape)
+                    system.add([(weight, other), (-item.weight, item.atoms)], origin=engine.origin)
                     if not shift:
-                        engine.partition.shatter(one.atoms)
+                        engine.partition.shatter(item.atoms)
                     array = np.broadcast_to(other[index], shape)
                 pieces.append(array)
-            whole = np.concatenate(pieces, dims.index(dim))
-            found_dims, whole = tidy(dims, whole)
-            result.append(Field(found_dims, whole, weight))
+            joined = np.concatenate(pieces, dims.index(dim))
+            found_dims, joined = tidy(dims, joined)
+            result.append(Field(found_dims, joined, weight))
         return result
 
-    wild = [one.zero for one in types]
-    factors = fields([one.factors for one in types], wild, False)
-    common, apart = shared_shift(engine, [one.shifts for one in types], dim)
+    wild = [item.zero for item in types]
+    factors = fields([item.factors for item in types], wild, False)
+    common, apart = shared_shift(engine, [item.shifts for item in types], dim)
     shifts = [*common, *fields(apart, wild, True)]
     images = tuple(
         replace(image, key=engine.key(), varies=image.varies | {dim}) for type_ in types for image in type_.images
@@ -481,12 +483,12 @@ def shared_shift(
         return (), list(parts)
     (base,) = first
     apart: list[Sequence[Field]] = []
-    for one in parts:
-        if one is first:
+    for item in parts:
+        if item is first:
             apart.append(())
             continue
         difference = replace(base, atoms=engine.shifts.fresh(base.atoms.shape), weight=Fraction(1))
-        terms = [(f.weight, f.atoms) for f in one]
+        terms = [(f.weight, f.atoms) for f in item]
         engine.shifts.add([*terms, (-base.weight, base.atoms), (Fraction(-1), difference.atoms)], origin=engine.origin)
         apart.append((difference,))
     return first, apart
@@ -494,17 +496,17 @@ def shared_shift(
 
 def unvirtual(engine: Engine, type_: Type) -> Type:
     """Return a type whose charges do not depend on what an index tensor looks up."""
-    if not any(one.virtual for one in (*type_.factors, *type_.shifts)):
+    if not any(field.virtual for field in (*type_.factors, *type_.shifts)):
         return type_
     axes = [axis for factor in type_.factors for axis in factor.virtual]
     factors = engine.uniform(type_.factors, (), axes)
     images = list(type_.images)
     shifts = []
-    for one in type_.shifts:
-        if one.virtual:
-            images.append(Image(engine.key(), frozenset(one.occupied), distinct(one.atoms)))
+    for field in type_.shifts:
+        if field.virtual:
+            images.append(Image(engine.key(), frozenset(field.occupied), distinct(field.atoms)))
         else:
-            shifts.append(one)
+            shifts.append(field)
     return Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
 
 
@@ -518,10 +520,10 @@ def _pad(s: Step) -> Known:
     widths = s.arg(1)
     for n in range(len(widths) // 2):
         dim, before, after = len(shape) - 1 - n, widths[2 * n], widths[2 * n + 1]
-        kept = np.arange(max(0, -before), shape[dim] - max(0, -after))
-        if kept.size < shape[dim]:
-            known = cut(s, known, dim, kept, shape[dim])
-        sizes = [max(0, before), kept.size, max(0, after)]
+        inside = np.arange(max(0, -before), shape[dim] - max(0, -after))
+        if inside.size < shape[dim]:
+            known = cut(s, known, dim, inside, shape[dim])
+        sizes = [max(0, before), inside.size, max(0, after)]
         types = [ZERO, known, ZERO]
         shape[dim] = sum(sizes)
         present = [n for n, size in enumerate(sizes) if size]

@@ -57,12 +57,12 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
     Returns:
         The type of the result.
     """
-    for one, other, inverse in ((right, left, divides), (left, right, False)):
-        value = number(one, s)
+    for item, other, inverse in ((right, left, divides), (left, right, False)):
+        value = number(item, s)
         if (
             value is not None
-            and (not isinstance(one, ValueRef) or prod(s.shape(one)) == 1)
-            and not (divides and one is left)
+            and (not isinstance(item, ValueRef) or prod(s.shape(item)) == 1)
+            and not (divides and item is left)
         ):
             known = s.raw(other)
             factor = 1 / value if inverse and value else value
@@ -83,11 +83,11 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
     x, y = aligned(s, left, count), aligned(s, right, count)
     varies = tuple({dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right))
     if divides:
-        for one in y.factors:
+        for item in y.factors:
             # Not linear: what is divided by does not mix, also where nothing else differs along its axes.
-            s.engine.partition.shatter(one.atoms)
+            s.engine.partition.shatter(item.atoms)
         # −x/y² times a shift of y varies wherever y does.
-        y = Type(tuple(one.times(-1) for one in y.factors), (), s.engine.imaged(y, varies[1]))
+        y = Type(tuple(item.times(-1) for item in y.factors), (), s.engine.imaged(y, varies[1]))
     centred = (x.centred - varies[1]) | (frozenset() if divides else y.centred - varies[0])
     return replace(s.engine.multiply(x, y, (varies[0], varies[1])), centred=centred)
 
@@ -111,11 +111,11 @@ def power(s: Step, x: Type, exponent: Fraction) -> Type:
     Returns:
         The type of the result.
     """
-    for one in x.factors:
-        s.engine.partition.shatter(one.atoms)
-        s.engine.passed.setdefault("homogeneous", []).append(one.atoms)
+    for factor in x.factors:
+        s.engine.partition.shatter(factor.atoms)
+        s.engine.passed.setdefault("homogeneous", []).append(factor.atoms)
     s.engine.steady(x)
-    return Type(tuple(one.times(exponent) for one in x.factors) if exponent else (), zero=x.zero and exponent > 0)
+    return Type(tuple(factor.times(exponent) for factor in x.factors) if exponent else (), zero=x.zero and exponent > 0)
 
 
 HOMOGENEOUS: dict[str, int | Fraction] = {
@@ -176,7 +176,7 @@ def _clamp(s: Step) -> Known:
         bounds = [s.arg(1)]
     else:
         bounds = [s.arg(1, "min"), s.arg(2, "max")]
-    values = [number(one, s) for one in bounds if one is not None]
+    values = [number(bound, s) for bound in bounds if bound is not None]
     x = s.type(s.arg(0))
     if all(value == 0 for value in values):
         return power(s, x, Fraction(1))
@@ -185,7 +185,7 @@ def _clamp(s: Step) -> Known:
         len(tiny) == len(values) == 1
         and "max" not in name
         and x.factors
-        and (norm_like(s, s.arg(0)) or any(one.weight.numerator % 2 == 0 for one in x.factors))
+        and (norm_like(s, s.arg(0)) or any(bound.weight.numerator % 2 == 0 for bound in x.factors))
     ):
         s.engine.equate(x.factors, (), soft=tiny[0])
         return power(s, x, Fraction(1))
@@ -271,7 +271,7 @@ rule(*FIXING)(fix_all)
 def _hypot(s: Step) -> Known:
     """Return the type of √(x² + y²), which passes on a positive scale that x and y share."""
     # Squares first: opposite shifts of x and y cancel in a sum, but not in this root.
-    squares = [power(s, aligned(s, s.arg(place), len(s.out)), Fraction(2)) for place in (0, 1)]
+    squares = [power(s, aligned(s, s.arg(index), len(s.out)), Fraction(2)) for index in (0, 1)]
     return power(s, added(s.engine, *squares), Fraction(1, 2))
 
 
@@ -282,8 +282,10 @@ def _view_as_complex(s: Step) -> Known:
     last = len(s.shape(s.arg(0))) - 1
     factors = s.engine.uniform(x.factors, [last])
     images = s.engine.imaged(Type((), x.shifts, x.images), (), ())
-    found = Type(tuple(factors), (), tuple(replace(one, varies=one.varies - {last}) for one in images), x.zero)
-    return found
+    complex_type = Type(
+        tuple(factors), (), tuple(replace(image, varies=image.varies - {last}) for image in images), x.zero
+    )
+    return complex_type
 
 
 @rule("view_as_real")

@@ -15,10 +15,10 @@ from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, 
 from conserved.inference.types import FIXED, Field, Image, Type, distinct
 
 
-def reduced_dims(s: Step, place: int = 1) -> list[int]:
+def reduced_dims(s: Step, index: int = 1) -> list[int]:
     """Return the axes an operation reduces; all of them if none are named."""
     shape = s.shape(s.arg(0))
-    dims = s.arg(place, "dim")
+    dims = s.arg(index, "dim")
     if dims is None or dims == []:
         return list(range(len(shape)))
     return [at(dim, len(shape)) for dim in ([dims] if isinstance(dims, int) else dims)] if shape else []
@@ -28,8 +28,8 @@ def without(type_: Type, dims: Sequence[int], count: int, keep: bool) -> Type:
     """Return a type that does not vary along `dims`, with these axes gone or of size one."""
     if keep:
         return type_
-    kept = [dim for dim in range(count) if dim not in dims]
-    return Renumber(tuple(kept.index(dim) if dim in kept else None for dim in range(count))).type(type_)
+    remaining = [dim for dim in range(count) if dim not in dims]
+    return Renumber(tuple(remaining.index(dim) if dim in remaining else None for dim in range(count))).type(type_)
 
 
 @rule(
@@ -81,8 +81,8 @@ def _reduce(s: Step) -> Any:
     dims = [dim for dim in dims if shape[dim] != 1]
     if name not in ("sum", "mean", "nansum", "cumsum"):
         # Not linear: entries of different channels do not mix.
-        for one in type_.factors:
-            s.engine.partition.shatter(one.atoms)
+        for item in type_.factors:
+            s.engine.partition.shatter(item.atoms)
     factors = s.engine.uniform(type_.factors, dims)
     entries = prod(shape[dim] for dim in dims)
     if name in ("std", "var", "var_mean", "std_mean"):
@@ -150,32 +150,32 @@ def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type
     labelled = []
     for ref, own in zip((left, right), names, strict=True):
         fixed = []
-        for place, axis in enumerate(own):
-            if s.shape(ref)[place] == 1 and shape[axis] != 1:
+        for index, axis in enumerate(own):
+            if s.shape(ref)[index] == 1 and shape[axis] != 1:
                 sizes[max(sizes) + 1] = 1
                 fixed.append(max(sizes))
             else:
                 fixed.append(axis)
         labelled.append(tuple(fixed))
-    kept = tuple(axis for axis in range(count) if axis not in dims)
-    result = contraction(s, left, right, OperandAxes(labelled[0], labelled[1], kept, sizes))
+    remaining = tuple(axis for axis in range(count) if axis not in dims)
+    result = contraction(s, left, right, OperandAxes(labelled[0], labelled[1], remaining, sizes))
     if len(s.out) == count and count:
-        return Renumber(tuple(kept)).type(result)
+        return Renumber(tuple(remaining)).type(result)
     return result
 
 
 def added_up(s: Step, field: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
     """Return the sum or mean of a shift along axes it varies along: new atoms, with an equation that says so."""
-    mine = [dim for dim in dims if dim in field.dims]
-    kept = [n for n, dim in enumerate(field.dims) if dim not in mine]
-    lost = [n for n, dim in enumerate(field.dims) if dim in mine]
-    array = field.atoms.transpose(kept + lost).reshape((*tuple(field.atoms.shape[n] for n in kept), -1))
+    summed = [dim for dim in dims if dim in field.dims]
+    remaining = [n for n, dim in enumerate(field.dims) if dim not in summed]
+    lost = [n for n, dim in enumerate(field.dims) if dim in summed]
+    array = field.atoms.transpose(remaining + lost).reshape((*tuple(field.atoms.shape[n] for n in remaining), -1))
     size = array.shape[-1]
     total = s.engine.shifts.fresh(array.shape[:-1])
     terms = [(Fraction(1), array[..., n]) for n in range(size)]
     s.engine.shifts.add([*terms, (Fraction(-size), total)], origin=s.engine.origin)
     weight = field.weight if mean else field.weight * entries
-    return Field(tuple(field.dims[n] for n in kept), total, weight)
+    return Field(tuple(field.dims[n] for n in remaining), total, weight)
 
 
 @rule("prod")
@@ -188,10 +188,10 @@ def _prod(s: Step) -> Type:
         return fix_all(s)
     s.engine.steady(x)
     factors = []
-    for one in x.factors:
-        s.engine.partition.shatter(one.atoms)
-        times = prod(shape[dim] for dim in dims if dim not in one.dims)
-        factors.append(_total(s, one, dims).times(times))
+    for item in x.factors:
+        s.engine.partition.shatter(item.atoms)
+        times = prod(shape[dim] for dim in dims if dim not in item.dims)
+        factors.append(_total(s, item, dims).times(times))
     # A product of zeros is zero, and one of no factors is one.
     zero = x.zero and prod(shape[dim] for dim in dims) > 0
     return without(Type(tuple(factors), zero=zero), dims, len(shape), len(s.out) == len(shape))
@@ -202,12 +202,12 @@ rule("cumprod")(fix_all)
 
 def _total(s: Step, field: Field, dims: Sequence[int]) -> Field:
     """Charges added up along axes."""
-    kept = [n for n, dim in enumerate(field.dims) if dim not in dims]
+    remaining = [n for n, dim in enumerate(field.dims) if dim not in dims]
     lost = [n for n, dim in enumerate(field.dims) if dim in dims]
     if not lost:
         return field
-    array = field.atoms.transpose(kept + lost).reshape((*tuple(field.atoms.shape[n] for n in kept), -1))
-    total = s.engine.alone([field.dims[n] for n in kept], [field.atoms.shape[n] for n in kept])
+    array = field.atoms.transpose(remaining + lost).reshape((*tuple(field.atoms.shape[n] for n in remaining), -1))
+    total = s.engine.alone([field.dims[n] for n in remaining], [field.atoms.shape[n] for n in remaining])
     terms = [(Fraction(1), array[..., n]) for n in range(array.shape[-1])]
     s.engine.charges.add([*terms, (Fraction(-1), total.atoms.reshape(array.shape[:-1]))], origin=s.engine.origin)
     return total.times(field.weight)

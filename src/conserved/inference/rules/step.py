@@ -102,7 +102,7 @@ class Step:
             result = first_use(self.engine, result, fields, role=role, entries=entries)
         return result
 
-    def arg(self, place: int, name: str = "", default: Any = None) -> Any:
+    def arg(self, index: int, name: str = "", default: Any = None) -> Any:
         """Return an argument of the operation by its place or its name.
 
         Args:
@@ -114,7 +114,7 @@ class Step:
             The argument as it was recorded: a reference to a tensor, or a plain value.
         """
         args = self.operation.args
-        return args[place] if place < len(args) else self.operation.kwargs.get(name, default)
+        return args[index] if index < len(args) else self.operation.kwargs.get(name, default)
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -147,14 +147,14 @@ def rule(*names: str) -> Callable[[TypingRule], TypingRule]:
 
 def virtual_axes(view: ReadPart) -> tuple[list[Virtual], list[int]]:
     """Return the looked-up axes of a part of a parameter."""
-    found: list[Virtual] = []
+    axes: list[Virtual] = []
     counts: list[int] = []
     for coordinate in view.coordinates:
         for n, axis in enumerate(coordinate.virtual):
-            if not any(axis.same(mine) for mine in found):
-                found.append(axis)
+            if not any(axis.same(known) for known in axes):
+                axes.append(axis)
                 counts.append(coordinate.atoms.shape[n])
-    return found, counts
+    return axes, counts
 
 
 def moved(known: Known, move: Move) -> Known:

@@ -56,17 +56,17 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
         if not x.factors or not y.factors:
             factors = ()
     images: list[Image] = []
-    for one in (*x.images, *y.images):
-        for place, other in enumerate(images):
-            if other.key == one.key and other.varies == one.varies:
-                weight = other.weight + one.weight
+    for image in (*x.images, *y.images):
+        for index, other in enumerate(images):
+            if other.key == image.key and other.varies == image.varies:
+                weight = other.weight + image.weight
                 if weight:
-                    images[place] = replace(other, weight=weight)
+                    images[index] = replace(other, weight=weight)
                 else:
-                    del images[place]
+                    del images[index]
                 break
         else:
-            images.append(one)
+            images.append(image)
     return Type(
         tuple(factors),
         engine.net([*x.shifts, *y.shifts]),
@@ -79,14 +79,14 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
 def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
     """First use of a parameter in a sum: it moves as the other operand does."""
     offset = count - len(s.shape(ref))
-    mine = {dim + offset for coordinate in view.coordinates for dim in coordinate.dims}
+    own_dims = {dim + offset for coordinate in view.coordinates for dim in coordinate.dims}
     fields = []
-    foreign = sorted({dim for factor in like.factors for dim in factor.occupied} - mine)
+    foreign = sorted({dim for factor in like.factors for dim in factor.occupied} - own_dims)
     factors = s.engine.uniform(like.factors, foreign) if foreign else like.factors
-    for one in factors:
-        if one.virtual:
+    for item in factors:
+        if item.virtual:
             continue
-        fields.append(Field(tuple(dim - offset for dim in one.dims), one.atoms, one.weight))
+        fields.append(Field(tuple(dim - offset for dim in item.dims), item.atoms, item.weight))
     return first_use(s.engine, view, fields, role="bias", entries=True)
 
 
@@ -191,13 +191,13 @@ def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
     if a is not None and b is not None:
         return FIXED
     if a is not None or b is not None:
-        kept, other = (y, a) if a is not None else (x, b)
+        operand, other = (y, a) if a is not None else (x, b)
         if other == "infinite":
-            return kept
+            return operand
         if other == "zero":
-            return Type(kept.factors, (), s.engine.imaged(kept, range(count)), kept.zero)
-        s.engine.equate(kept.factors, ())
-        return Type((), (), s.engine.imaged(kept, range(count)))
+            return Type(operand.factors, (), s.engine.imaged(operand, range(count)), operand.zero)
+        s.engine.equate(operand.factors, ())
+        return Type((), (), s.engine.imaged(operand, range(count)))
     result = added(s.engine, Type(x.factors, zero=x.zero), Type(y.factors, zero=y.zero))
     images = s.engine.imaged(x, range(count)) + s.engine.imaged(y, range(count))
     return Type(result.factors, (), images, result.zero)

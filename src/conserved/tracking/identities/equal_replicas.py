@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from conserved.laws.identities import TOLERANCE
+from conserved.layout import layout_of
+from conserved.layout.megatron import carries_attributes
 from conserved.layout.replicas import projections
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
@@ -77,6 +79,8 @@ class EqualReplicas(StepIdentity):
         """Mode and autocast of the last pass with gradients."""
         self._said_mode = False
         self._said_inputs = False
+        self._holders: dict[str, set[int]] = {}
+        """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
 
     def begin(self, step: TrainingStep) -> None:
         if not distributed():
@@ -86,6 +90,11 @@ class EqualReplicas(StepIdentity):
             # Sharded in part: what is left plain may be a part of something as well.
             return
         self._names = [name for name, _ in named]
+        if carries_attributes(dict(named)):
+            layout = layout_of(step.model)
+            self._holders = {
+                name: {rank for group in layout[name].replicated for rank in group.ranks} for name in self._names
+            }
         self._exchange = RankExchange("replicas")
         self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
         start = fingerprints([p for _, p in named]).tolist()
@@ -173,13 +182,13 @@ class EqualReplicas(StepIdentity):
                 equal = theirs["parameters"] == own["parameters"]
                 self._equal_start = equal if self._equal_start is None else self._equal_start and equal
                 if not equal:
-                    apart = {*_apart(theirs["parameters"], own["parameters"], self._names)}
+                    apart = {*_apart(theirs["parameters"], own["parameters"], self._names)} | self._held_apart(rank)
                     varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
                     self._common[rank] = [name for name in varied if name not in apart]
                 if not equal and _wrapper(step.called) is not None:
                     # The wrapper sends the first process's parameters to all when it is made.
                     self._reported = True
-                    names = _apart(theirs["parameters"], own["parameters"], self._names)
+                    names = self._apart(rank, theirs["parameters"], own["parameters"])
                     step.report(self._finding("parameters", names, rank, 1, own))
                 continue
             self._look_at_inputs(step, rank, number, theirs, own)
@@ -202,11 +211,9 @@ class EqualReplicas(StepIdentity):
             yield from self._different_starts(rank, number, theirs, own)
             return
         yield from self._look_at_buffers(rank, number, theirs, own)
-        parameters = _apart(theirs["parameters"], own["parameters"], self._names)
+        parameters = self._apart(rank, theirs["parameters"], own["parameters"])
         gradients = (
-            _apart(theirs["gradients"], own["gradients"], self._names)
-            if theirs["gradients"] and own["gradients"]
-            else []
+            self._apart(rank, theirs["gradients"], own["gradients"]) if theirs["gradients"] and own["gradients"] else []
         )
         if not gradients and not parameters:
             self._agreed.add(rank)
@@ -221,6 +228,15 @@ class EqualReplicas(StepIdentity):
         elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
             yield from self._forgotten(rank, finding)
 
+    def _apart(self, rank: int, theirs: list[int], own: list[int]) -> list[str]:
+        """Return the tensors that differ and that both processes should hold alike, as far as the stack says so."""
+        held_apart = self._held_apart(rank)
+        return [name for name in _apart(theirs, own, self._names) if name not in held_apart]
+
+    def _held_apart(self, rank: int) -> set[str]:
+        """Return the tensors of which the stack says that another process holds other entries."""
+        return {name for name, ranks in self._holders.items() if rank not in ranks}
+
     def _judge_common(
         self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
     ) -> Iterator[StepFinding]:
@@ -229,7 +245,7 @@ class EqualReplicas(StepIdentity):
         The program that computes their gradients may differ by process, so that rounding does; an optimizer may reduce
         gradients within its step, which leaves equal parameters.
         """
-        moved = {*_apart(theirs["parameters"], own["parameters"], self._names)}.intersection(self._common[rank])
+        moved = {*self._apart(rank, theirs["parameters"], own["parameters"])}.intersection(self._common[rank])
         if not moved or not theirs["sums"] or not own["sums"]:
             return
         differing = [
@@ -248,7 +264,7 @@ class EqualReplicas(StepIdentity):
         Only a reduction makes gradients of different weights equal, and what is reduced is meant to be replicated.
         """
         gradients = [(a, b) for a, b in zip(theirs["gradients"] or (), own["gradients"] or (), strict=False) if a or b]
-        apart = _apart(theirs["parameters"], own["parameters"], self._names)
+        apart = self._apart(rank, theirs["parameters"], own["parameters"])
         if len(gradients) > 1 and all(a == b for a, b in gradients) and 2 * len(apart) > len(self._names):
             assert self._exchange is not None
             ranks = tuple(sorted((self._exchange.rank, rank)))

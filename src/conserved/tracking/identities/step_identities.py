@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from conserved.alarm import Alarm
 from conserved.boundary import Boundary
 from conserved.inference import being_followed
+from conserved.tracking.identities.block_sums import BlockSums
 from conserved.tracking.identities.declared_modes import DeclaredModes
 from conserved.tracking.identities.equal_replicas import EqualReplicas
 from conserved.tracking.identities.gradient_reach import GradientReach
@@ -191,7 +192,7 @@ class StepIdentities:
             count = len(findings)
             self._boundary.attempt(own_stage, asked, self.step, *args)
             ended = time.thread_time()
-            self.seconds[identity.name] += ended - began
+            self.seconds[identity.name] += ended - began + identity.device_seconds()
             began = ended
             self.spoiled = self.spoiled or (identity.spoils and len(findings) > count)
 
@@ -236,4 +237,5 @@ def standard_identities() -> list[StepIdentity]:
         OutsideWrites(),
         KeptState(),
         UpdateRule(),
+        BlockSums(),
     ]

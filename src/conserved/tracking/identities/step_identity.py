@@ -187,6 +187,10 @@ class StepIdentity:
     def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """Called when a state dict was loaded, with the keys that did not fit."""
 
+    def device_seconds(self) -> float:
+        """Return the seconds that a device worked for this identity since the last call, if that is worth counting."""
+        return 0.0
+
     def restart(self) -> None:
         """Called when weights were loaded: what was remembered of them no longer counts."""
 

@@ -1,0 +1,160 @@
+"""Every private name of PyTorch that the package uses, in one place.
+
+Tried with torch 2.6 (smoke test of the lowest supported version), 2.11 and 2.13. When a new torch breaks something
+here, this file is the only one to change. Names that PyTorch documents are imported where they are used instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo as disable_dynamo
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version_counter
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+__all__ = [
+    "SCALED_DOT_PRODUCT",
+    "BatchNormBase",
+    "DisableTorchFunction",
+    "TorchDispatchMode",
+    "adjusted_muon_rate",
+    "buffers_of",
+    "children_of",
+    "core_aten_decompositions",
+    "disable_dynamo",
+    "dispatch_modes",
+    "finished_work",
+    "foreach_add_",
+    "foreach_div",
+    "foreach_norm",
+    "foreach_sqrt",
+    "forward_hooks_of",
+    "in_backward",
+    "in_function_transform",
+    "is_compiled",
+    "orthogonalized",
+    "parameters_of",
+    "preserve_version_counter",
+    "storage_key",
+    "traced_with_fake_tensors",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "version_of",
+    "without_mkldnn",
+]
+
+SCALED_DOT_PRODUCT = torch._C._nn.scaled_dot_product_attention
+"""The kernel's own binding. `torch.nn.functional` holds the same object, but anyone may replace it there."""
+
+DisableTorchFunction = torch._C.DisableTorchFunction
+
+# Fused elementwise operations over lists of tensors. torch.optim is built on them; they have no public names.
+foreach_norm = torch._foreach_norm
+foreach_sqrt = torch._foreach_sqrt
+foreach_add_ = torch._foreach_add_
+foreach_div = torch._foreach_div
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that tensors share exactly if they share a storage, also where there is no data pointer."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written to in place; 0 for inference tensors, which do not count."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs a backward pass in this thread now."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def in_function_transform() -> bool:
+    """Return whether this runs inside vmap, grad or another transform of `torch.func`, on tensors that are not real."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def finished_work() -> Any:
+    """Return a handle of a collective that has finished."""
+    from torch._C._distributed_c10d import FakeWork, Work
+
+    return Work.boxed(FakeWork())
+
+
+@contextlib.contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Switch oneDNN off. `torch.backends.mkldnn.flags` warns of TF32 on machines without such a device."""
+    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def core_aten_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return PyTorch's decompositions into core ATen operators."""
+    from torch._decomp import core_aten_decompositions as table
+
+    return dict(table())
+
+
+@contextlib.contextmanager
+def traced_with_fake_tensors() -> Iterator[None]:
+    """Let operators without a meta kernel run while a function is traced with fake tensors."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        yield
+
+
+# Tables of a module. The public iterators skip None and shared entries, and cannot be written to.
+def parameters_of(module: nn.Module) -> MutableMapping[str, nn.Parameter | None]:
+    """Return the table of a module's own parameters."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
+    """Return the table of a module's own buffers."""
+    return module._buffers
+
+
+def children_of(module: nn.Module) -> MutableMapping[str, nn.Module | None]:
+    """Return the table of a module's own children."""
+    return module._modules
+
+
+def forward_hooks_of(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """Return the hooks that run before and after a module's forward."""
+    return (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module runs through `torch.compile`, as a wrapper or in place."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
+def orthogonalized(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Return what torch's Muon makes of a momentum buffer, bit for bit."""
+    from torch.optim import _muon
+
+    return _muon._zeropower_via_newtonschulz(matrix, coefficients, steps, eps)
+
+
+def adjusted_muon_rate(rate: float, rule: str | None, shape: torch.Size) -> float:
+    """Return the learning rate that torch's Muon uses for a matrix of this shape."""
+    from torch.optim import _muon
+
+    return _muon._adjust_lr(rate, rule, shape)
