@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from conserved._torch_compat import in_function_transform
+
 LOGGER = logging.getLogger("conserved")
 
 T = TypeVar("T")
@@ -169,7 +171,7 @@ class Hook:
         self._boundary, self._stage, self._function = boundary, stage, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or in_function_transform():
             return None
         return self._boundary.attempt(self._stage, self._function, *args, **kwargs)
 

@@ -163,6 +163,16 @@ class RecordedPass(Replay):
         self._call = None
 
     @property
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of the recorded call, if there is one."""
+        return None if self._call is None else (self._call.args, self._call.kwargs)
+
+    def restore_random(self) -> None:
+        """Set all random generators to where they were before the recorded call."""
+        if self._call is not None:
+            self._call.generators.restore()
+
+    @property
     def obstacle(self) -> str:
         """Why the recorded call cannot be run again; empty if it can."""
         call = self._call

@@ -17,7 +17,7 @@ from conserved.checking.gradient_test import Method, Tested
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.reference_form import FunctionForm
-from conserved.inference.probing.noise import by_row, nearby, noise_of, rms, step_of, wide
+from conserved.inference.probing.noise import by_row, deviation_of, nearby, rms, step_of, wide
 
 _DEVIATIONS = 14.0
 """Standard deviations an entry of the mean difference may be off; the deviation is estimated from rows of 16."""
@@ -105,27 +105,34 @@ def differences(
     result: list[Difference | None] = []
     for place in range(count):
         pairs = [
-            (wide(a), wide(b))
+            _in_range(wide(a), wide(b), a.dtype)
             for a, b in zip(mine[place], reference[place], strict=True)
             if a is not None and b is not None
         ]
-        if len(pairs) < _COUNT:
+        # Nearby points may lie outside of the domain, as of an inverse sine near one.
+        if len(pairs) < _COUNT or not all(bool(torch.isfinite(right).all()) for _, right in pairs):
             result.append(None)
             continue
         gaps = [a - b for a, b in pairs]
-        rows = by_row(noise_of([a for a, _ in pairs]).square())
         result.append(
             Difference(
                 mean=torch.stack(gaps).mean(0),
                 expected=pairs[2][1],
-                deviation=(rows + rows.median()).sqrt(),
+                deviation=deviation_of([a for a, _ in pairs]),
                 change=by_row(((pairs[3][1] - pairs[1][1]) / (2 * step)).square()).sqrt(),
                 unit=given.noise.unit,
                 persistence=rms(torch.stack(gaps).mean(0)) / (rms(torch.stack(gaps)) or 1.0),
-                unstable=spread[place],
+                # A draw outside of the domain says nothing.
+                unstable=spread[place].nan_to_num(0.0, 0.0, 0.0),
             )
         )
     return result
+
+
+def _in_range(given: Tensor, right: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return both gradients with zeros where the right one leaves the range of the precision and the given one too."""
+    beyond = right.abs().ge(torch.finfo(precision).max * (1 - 2.0**-6)) & given.isinf() & (given.sign() == right.sign())
+    return given.masked_fill(beyond, 0.0), right.masked_fill(beyond, 0.0)
 
 
 def _instability(
@@ -169,7 +176,8 @@ def agreement_tests(
         precision = str(given.function.precision)[6:]
         what = f"the gradient in {precision} is that of the function in {form.words}{at}, up to rounding"
         if at:
-            test = _whole(given, difference, name, what, _natural(given, place, gradients))
+            lost = lost_to_rounding(given, place, values, gradients)
+            test = _whole(given, difference, name, what, _natural(given, place, gradients), lost)
             if test.limit <= _USEFUL:
                 yield test
         else:
@@ -188,7 +196,20 @@ def _natural(given: Setting, place: int, gradients: Sequence[Tensor]) -> float:
     return 0.0 if grad is None or not before else rms(grad) * sum(rms(gradient) for gradient in gradients) / before
 
 
-def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float) -> Tested:
+def lost_to_rounding(given: Setting, place: int, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
+    """Return the size below which a gradient is rounding of the terms of its sum, as in a saturated softmax.
+
+    An input that carries the outputs has ⟨G, x⟩ = ⟨dout, out⟩; a far smaller gradient is a difference of such terms.
+    """
+    carried = sum(
+        float((wide(out) * wide(gradient)).square().sum())
+        for out, gradient in zip(given.function.outputs(values), gradients, strict=True)
+    )
+    length = float(wide(values[place]).norm())
+    return _BIAS * given.noise.unit * carried**0.5 / length if length else 0.0
+
+
+def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float, lost: float) -> Tested:
     """Return all entries together."""
     right = difference.expected
     limit = (
@@ -197,13 +218,13 @@ def _whole(given: Setting, difference: Difference, name: str, what: str, natural
         + _MOVED * difference.unit * difference.change
         + _BLOCK_DEVIATIONS * difference.unstable
     )
-    allowed = max(rms(limit.expand_as(right)), _NATURAL * natural)
+    allowed = max(rms(limit.expand_as(right)), _NATURAL * natural, lost)
     worst = rms(difference.mean) / max(allowed, 1e-300)
     if difference.persistence < _PERSISTENT:
         # The difference is another one at every point: rounding, however large.
         worst = min(worst, 1.0)
     # Relative to its usual size: of a gradient that vanishes, everything is many times its size.
-    scale = max(rms(right), natural) or 1.0
+    scale = max(rms(right), natural, lost) or 1.0
     test = Tested(
         gradients=(name,),
         method=Method.RELATION,

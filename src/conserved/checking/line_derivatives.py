@@ -319,7 +319,7 @@ def matched_derivatives(line: Line, outs: Sequence[Tensor], *, relative: bool) -
             weight = weight * torch.exp2(-2 * size.log2().round())
         v = far * weight
         peak = float(v.abs().max())
-        scale = 2.0 ** -round(torch.tensor(peak).log2().item()) if peak > 0 else 1.0
+        scale = 2.0 ** -round(torch.tensor(peak).log2().item()) if 0 < peak < float("inf") else 1.0
         gradients.append((v * scale).to(out.dtype))
         bias += scale * float((weight * deviation.square()).sum()) / (12 * line.step**2)
         # Near the bound, outputs are chosen whose noise adds to the change: up to one deviation of the far difference.

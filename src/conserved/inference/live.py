@@ -97,7 +97,7 @@ class FirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        if not torch.is_grad_enabled() or being_followed() or _transformed():
+        if not torch.is_grad_enabled() or being_followed() or in_function_transform():
             return
         self._stop()
         if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
@@ -196,11 +196,6 @@ class FirstCallsOfParts(FirstCall):
         if all(part.call is not None for part in self._parts.values()):
             for function in list(self.came):
                 function()
-
-
-def _transformed() -> bool:
-    """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
-    return in_function_transform()
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -357,6 +352,9 @@ class _Walk:
 
 def parts_of(model: nn.Module) -> ModelParts:
     """The parts of a model. It is asked for in every step: one that did not change is recognised without a loop."""
+    if isinstance(model, torch.jit.ScriptModule):
+        # A scripted module keeps what it is made of outside of Python.
+        return _scripted_parts(model)
     stored = kept_with(model)
     parts = None if stored.walk is None else stored.walk.again(model)
     if parts is not None:
@@ -376,6 +374,12 @@ def parts_of(model: nn.Module) -> ModelParts:
     parameters, state = _state(every, parents, owners)
     walk = stored.walk = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
     return ModelParts(model, parameters, state, walk.named)
+
+
+def _scripted_parts(model: nn.Module) -> ModelParts:
+    parameters = tuple(model.parameters())
+    state = (*map(id, parameters), *(p.requires_grad for p in parameters), model.training)
+    return ModelParts(model, parameters, state, dict(model.named_parameters()))
 
 
 def _state(

@@ -59,6 +59,8 @@ class _Watched:
     """The step counts of parameters whose optimizer keeps them on the device, followed on the host."""
     counted: int = 0
     """The identity of the state they were read from: loading a checkpoint replaces it."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """How often gradients had been written to when a step that is accounted for had used them."""
     skipped: Tensor | None = None
     """One if a fused optimizer found infinities in the gradients and left everything as it was."""
 
@@ -154,6 +156,12 @@ class OptimizerWatch:
                     f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(), and "
                     "such steps are not accounted for. Call it after every optimizer step"
                 )
+            written = sorted(name for name, version in watched.versions.items() if self._is_written(name, version))
+            if written:
+                return (
+                    f"the gradient of {written[0]} was written to after its optimizer had stepped, so the step is not "
+                    "accounted for. Call Monitor.step() right after optimizer.step()"
+                )
             gone = sorted(name for name in watched.moved if self._theta[name].grad is None)
             if gone and watched.rule.reads_gradient:
                 return (
@@ -162,13 +170,17 @@ class OptimizerWatch:
                 )
         return ""
 
+    def _is_written(self, name: str, version: int) -> bool:
+        gradient = self._theta[name].grad
+        return gradient is not None and gradient._version != version
+
     def clear(self) -> None:
         """Forget the last step."""
         self._copies.clear()
         self._patterns.clear()
         for watched in self._watched:
             watched.steps, watched.depth, watched.skipped = 0, 0, None
-            watched.moved = set()
+            watched.moved, watched.versions = set(), {}
 
     def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
         """Return the last steps of some parameters."""
@@ -379,6 +391,8 @@ class OptimizerWatch:
             watched.counts, watched.counted = {}, id(optimizer.state)
         for name in watched.moved & watched.counts.keys():
             watched.counts[name] += 1
+        gradients = {name: self._theta[name].grad for name in watched.moved} if self._sampled() else {}
+        watched.versions = {name: g._version for name, g in gradients.items() if g is not None}
         for sums, group in zip(watched.sums, watched.groups, strict=True):
             lr = group["lr"]
             sums.time = sums.time + lr

@@ -402,6 +402,14 @@ def _irreproducible(found: Audit) -> bool:
     return bool(found.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
 
 
+def changes_all_gradients(found: Audit) -> bool:
+    """Return whether most identities are broken in `.grad` and by no backward pass: the loop changed gradients."""
+    origins = {diagnosis.origin for diagnosis in found.diagnoses.values() if diagnosis.wrong}
+    if not found.failures or not origins <= {Origin.TRANSIENT, Origin.LOOP, Origin.UNKNOWN}:
+        return False
+    return 2 * len(found.failures) >= found.tested
+
+
 def _compiled(model: nn.Module) -> bool:
     """Return whether a part of a model is compiled, in place or by a module around it."""
     return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())

@@ -81,8 +81,9 @@ def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers that keep its parameters: data parallel, compiled, averaged."""
     while True:
-        inner = model._modules.get("_orig_mod") or model._modules.get("module")
-        if inner is None or len(model._modules) != 1:
+        children = dict(model.named_children())
+        inner = children.get("_orig_mod") or children.get("module")
+        if inner is None or len(children) != 1:
             return model
         model = inner
 

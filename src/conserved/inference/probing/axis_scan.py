@@ -235,7 +235,7 @@ def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> l
         before, after = wide(scanner.outs[index]), wide(out)
         if group is Group.SCALING:
             ratio = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
-            degree = round(2 * torch.tensor(max(ratio, 1e-30)).log2().item() / amount) / 2
+            degree = round(2 * torch.tensor(min(max(ratio, 1e-30), 1e30)).log2().item() / amount) / 2
             expected = before * 2.0 ** (degree * amount)
         else:
             degree = round(2 * float((after - before).mean()) / amount) / 2

@@ -53,9 +53,8 @@ class KeptState(StepIdentity):
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_lost(step, optimizer)
         kept = self._states.pop(id(optimizer), None)
-        if kept is None or kept.tensors != _state_ids(optimizer) or step.rewritten == step.number - 1 > 0:
-            # Loaded, moved or converted: other tensors, of which nothing is known. A loop that draws its weights back
-            # may let the optimizer begin again.
+        if kept is None or kept.tensors != _state_ids(optimizer) or step.slowed == step.number - 1:
+            # Loaded, moved or converted: other tensors, of which nothing is known.
             return
         now = kept.sample.read()
         changed = ((kept.after != now) & ~(kept.after.isnan() & now.isnan())).double()
