@@ -110,6 +110,8 @@ class OutsideWrites(StepIdentity):
         """By batch norm, how many batches it has seen."""
         self._held: StepFinding | None = None
         """A write that may be a habit of the program."""
+        self._constrained = False
+        """Whether the program clamps or normalises its weights, maybe through `.data`, which has no versions."""
         self._habit = False
         """Whether the program writes to its weights by itself."""
         self._slow: tuple[list[Tensor], list[Tensor]] | None = None
@@ -268,7 +270,7 @@ class OutsideWrites(StepIdentity):
             step.slowed = step.number
         if self._sample is None or self._habit:
             return
-        if step.number <= _FIRST or self._versions != [p._version for p in self._sample.tensors]:
+        if step.number <= _FIRST or self._constrained or self._versions != [p._version for p in self._sample.tensors]:
             self._compare(step, ends=False)
             if step.thorough:
                 self._remember(step)
@@ -363,6 +365,7 @@ class OutsideWrites(StepIdentity):
         step.rewritten |= touched
         if own and not free:
             self._remark(step, "clamped or normalised")
+            self._constrained = True
         slow = self._moves_to_slow_weights() if own else False
         if slow:
             step.slowed, self._unseen = sample.number, True
