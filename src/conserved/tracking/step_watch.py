@@ -130,7 +130,7 @@ class StepWatch:
             return True
         held = [p for p in self._held() if p.grad is not None]
         followed = [(self._accumulated[id(p)], p.grad) for p in held if id(p) in self._accumulated]
-        if followed and all(gradient is not None and id(gradient) != left[0] for left, gradient in followed):
+        if followed and all(gradient is not None and id(gradient) != remaining[0] for remaining, gradient in followed):
             return True
         # Every gradient was added to as often as those that are followed.
         versions = {version for _, version in self._accumulated.values()}

@@ -59,17 +59,17 @@ class _Change:
     written: list[int]
     """Places of trained tensors that changed and were not clamped or normed."""
 
-    def is_entry(self, place: int) -> bool:
+    def is_entry(self, index: int) -> bool:
         """Return whether one entry alone changed, and was not clamped."""
-        changed = self.new[place] != self.old[place]
+        changed = self.new[index] != self.old[index]
         if int(changed.sum()) != 1 or len(changed) == 1:
             return False
-        old, new = (float(values[changed].abs()) for values in (self.old[place], self.new[place]))
-        return not (new < old and new == float(self.new[place].abs().max()))
+        old, new = (float(values[changed].abs()) for values in (self.old[index], self.new[index]))
+        return not (new < old and new == float(self.new[index].abs().max()))
 
-    def factor(self, place: int) -> float | None:
+    def factor(self, index: int) -> float | None:
         """Return the number that a whole tensor was multiplied by; None if it was not."""
-        old, new = self.old[place], self.new[place]
+        old, new = self.old[index], self.new[index]
         factor = float((old @ new) / (old @ old).clamp_min(1e-300))
         return factor if factor and bool((new - factor * old).norm() <= 1e-4 * (new - old).norm()) else None
 
@@ -203,8 +203,8 @@ class OutsideWrites(StepIdentity):
                 )
             )
 
-    def _remark(self, step: TrainingStep, what: str) -> None:
-        step.remark("weights", f"they are {what} besides the optimizer's steps, which are not accounted for then")
+    def _remark(self, step: TrainingStep, subject: str) -> None:
+        step.remark("weights", f"they are {subject} besides the optimizer's steps, which are not accounted for then")
 
     def _moves_to_slow_weights(self) -> bool:
         """Return whether all weights have moved by one factor towards where they once were, and begin there again."""
@@ -234,8 +234,8 @@ class OutsideWrites(StepIdentity):
             return False
         decays = {
             id(p): group.get("weight_decay", 0)
-            for one in step.optimizers
-            for group in one.param_groups
+            for optimizer in step.optimizers
+            for group in optimizer.param_groups
             for p in group["params"]
         }
         return inside or any(decays.get(id(change.sample.tensors[i])) for i in change.written)
@@ -256,12 +256,12 @@ class OutsideWrites(StepIdentity):
         )
 
     def _remember_buffers(self, step: TrainingStep) -> None:
-        found = {
+        buffers = {
             name: b
             for name, b in step.model.named_buffers()
             if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not is_shared(b)
         }
-        self._buffers = {name: (b, _checksum(b), b._version) for name, b in found.items()}
+        self._buffers = {name: (b, _checksum(b), b._version) for name, b in buffers.items()}
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
@@ -299,12 +299,12 @@ class OutsideWrites(StepIdentity):
         self._after = self._sample.read()
         self._fast = None if self._slow is None else torch.cat([_some(p) for p in self._slow[0]]).double()
         self._versions = [p._version for p in tensors]
-        left = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
+        allowance = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
         for offset in range(len(pairs)):
             name, p = pairs[(self._turn + offset) % len(pairs)]
-            if left < local(p).numel() and offset:
+            if allowance < local(p).numel() and offset:
                 break
-            left -= local(p).numel()
+            allowance -= local(p).numel()
             self._sums.append((name, p, _checksum(p), p._version))
         self._turn = (self._turn + len(self._sums)) % len(pairs)
 
@@ -447,12 +447,12 @@ def _is_constraint(tensor: Tensor, old: Tensor, new: Tensor) -> bool:
     values = new[changed].abs()
     if int(changed.sum()) > 1 and bool((values == new.abs().max()).all()):
         return True
-    whole = local(tensor.detach()).double()
+    complete = local(tensor.detach()).double()
     near = max(1e-5, torch.finfo(tensor.dtype).eps)
-    if whole.ndim < 2:
+    if complete.ndim < 2:
         return False
     for dim in (0, 1):
-        rows = whole.transpose(0, dim).flatten(1)
+        rows = complete.transpose(0, dim).flatten(1)
         norms = rows.norm(dim=1)
         if len(norms) > 1 and bool(((norms - norms.max()).abs() <= near * norms.max()).float().mean() > 0.5):
             return True
@@ -467,8 +467,8 @@ def _describe(old: Tensor, new: Tensor) -> str:
     if not bool(torch.isfinite(new).all()):
         return "there are values that are not finite"
     if changed == 1 and len(old) > 1:
-        place = int((new != old).nonzero()[0])
-        return f"one entry went from {float(old[place]):.4g} to {float(new[place]):.4g}"
+        position = int((new != old).nonzero()[0])
+        return f"one entry went from {float(old[position]):.4g} to {float(new[position]):.4g}"
     if not bool(new.any()):
         return "all of it is zero now"
     factor = float((old @ new) / (old @ old).clamp_min(1e-300))
