@@ -82,7 +82,11 @@ class TrainingStep:
 
     def report(self, finding: StepFinding) -> None:
         """Keep a finding; it is about the step under way, unless it says another."""
-        self.findings.append(finding if finding.step is not None else replace(finding, step=self.number))
+        dated = finding if finding.step is not None else replace(finding, step=self.number)
+        key = (dated.code, dated.tensor, dated.step)
+        # Two identities may see the same fault of one tensor, one by its entries and one by its sums.
+        if not dated.tensor or all((one.code, one.tensor, one.step) != key for one in self.findings):
+            self.findings.append(dated)
 
     def remark(self, subject: str, text: str) -> None:
         """Keep a remark for the status of the monitor; a subject is remarked upon once in a run."""
