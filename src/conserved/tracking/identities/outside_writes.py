@@ -265,7 +265,7 @@ class OutsideWrites(StepIdentity):
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
-        step.rewritten |= self._habit
+        step.rewritten |= self._habit or (self._constrained and self._sample is None)
         if self._habit and self._marks != [p._version for p in self._marked]:
             step.slowed = step.number
         if self._sample is None or self._habit:
