@@ -55,7 +55,7 @@ class RunRecords:
         self._transfer = self._lawless if account is None else account.transfer
 
     def begin_again(self, step: int) -> None:
-        """The laws are others from now on: later records go to a run of their own."""
+        """Start a run of its own for later records, because the laws have changed."""
         self._receive_from(self._transfer, None, wait=True)
         if self.started:
             self._parts += 1
@@ -125,7 +125,7 @@ class RunRecords:
         )
 
     def _look_after_sinks(self) -> None:
-        """State what became of sinks that write on a thread of their own, and tell all of them the monitor's state."""
+        """Report the state of sinks that write on a thread of their own, and pass the monitor's state to all."""
         for sink in self._sinks:
             if isinstance(sink, BackgroundSink) and not self._boundary.off(_stage(sink)):
                 if sink.failure is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.finding import StepFinding, name_tensors
@@ -136,14 +137,14 @@ class OutsideWrites(StepIdentity):
         self._slow = (weights, [_some(p).clone() for p in weights])
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
-        self._forward = None if self._sample is None else [p._version for p in self._sample.tensors]
+        self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         if self._sample is not None and self._forward is not None:
-            self._in_forward |= self._forward != [p._version for p in self._sample.tensors]
+            self._in_forward |= self._forward != [version_of(p) for p in self._sample.tensors]
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        if self._sample is None and self._marks != [p._version for p in self._marked]:
+        if self._sample is None and self._marks != [version_of(p) for p in self._marked]:
             # Written to in a step that was not looked at: slow weights are not where they were.
             self._unseen, self._slow = True, None
         self._compare(step)
@@ -164,7 +165,7 @@ class OutsideWrites(StepIdentity):
         # Several optimizers may step one after the other: the last one counts.
         self.restart()
         self._marked = [p for group in optimizer.param_groups for p in group["params"][:_MARKED]]
-        self._marks = [p._version for p in self._marked]
+        self._marks = [version_of(p) for p in self._marked]
         if step.thorough:
             self._remember(step)
             self._remember_buffers(step)
@@ -173,7 +174,7 @@ class OutsideWrites(StepIdentity):
         """Look at buffers: those that never change, and the counts of running statistics."""
         for name, (buffer, old, version) in self._buffers.items():
             same = bool(_checksum(buffer) == old)
-            silent = not same and buffer._version == version and self._constant.get(name, 0) >= _CONSTANT
+            silent = not same and version_of(buffer) == version and self._constant.get(name, 0) >= _CONSTANT
             self._constant[name] = self._constant.get(name, 0) + 1 if same else 0
             if silent:
                 step.report(
@@ -261,16 +262,17 @@ class OutsideWrites(StepIdentity):
             for name, b in step.model.named_buffers()
             if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not is_shared(b)
         }
-        self._buffers = {name: (b, _checksum(b), b._version) for name, b in buffers.items()}
+        self._buffers = {name: (b, _checksum(b), version_of(b)) for name, b in buffers.items()}
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
         step.rewritten |= self._habit or (self._constrained and self._sample is None)
-        if self._habit and self._marks != [p._version for p in self._marked]:
+        if self._habit and self._marks != [version_of(p) for p in self._marked]:
             step.slowed = step.number
         if self._sample is None or self._habit:
             return
-        if step.number <= _FIRST or self._constrained or self._versions != [p._version for p in self._sample.tensors]:
+        looks = step.number <= _FIRST or self._constrained
+        if looks or self._versions != [version_of(p) for p in self._sample.tensors]:
             self._compare(step, ends=False)
             if step.thorough:
                 self._remember(step)
@@ -298,14 +300,14 @@ class OutsideWrites(StepIdentity):
         self._sample = EntrySample.of(tensors, step.number)
         self._after = self._sample.read()
         self._fast = None if self._slow is None else torch.cat([_some(p) for p in self._slow[0]]).double()
-        self._versions = [p._version for p in tensors]
+        self._versions = [version_of(p) for p in tensors]
         allowance = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
         for offset in range(len(pairs)):
             name, p = pairs[(self._turn + offset) % len(pairs)]
             if allowance < local(p).numel() and offset:
                 break
             allowance -= local(p).numel()
-            self._sums.append((name, p, _checksum(p), p._version))
+            self._sums.append((name, p, _checksum(p), version_of(p)))
         self._turn = (self._turn + len(self._sums)) % len(pairs)
 
     def _compare(self, step: TrainingStep, *, ends: bool = True) -> None:
@@ -328,7 +330,7 @@ class OutsideWrites(StepIdentity):
         allowed = spacings * eps * sample.largest(after)
         change = sample.largest(now - after)
         # In-place operations count up a tensor's version; what leaves it alone is not an operation of the loop.
-        silent = [(name, p, old) for name, p, old, version in sums if p._version == version]
+        silent = [(name, p, old) for name, p, old, version in sums if version_of(p) == version]
         flipped = torch.stack([_checksum(p) != old for _, p, old in silent]).to(now.device) if silent else now[:0] > 0
         checked = [name for name, _, _ in silent]
         numbers = torch.cat((change, allowed, flipped.double()))
