@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 
 __all__ = [
     "SCALED_DOT_PRODUCT",
+    "AutogradFunctionBase",
     "BatchNormBase",
     "DisableTorchFunction",
     "TorchDispatchMode",
@@ -57,6 +58,9 @@ SCALED_DOT_PRODUCT = torch._C._nn.scaled_dot_product_attention
 """The kernel's own binding. `torch.nn.functional` holds the same object, but anyone may replace it there."""
 
 DisableTorchFunction = torch._C.DisableTorchFunction
+
+AutogradFunctionBase = torch.autograd.function._SingleLevelFunction
+"""The base of `torch.autograd.Function` whose `apply` every function runs through, also one bound before."""
 
 # Fused elementwise operations over lists of tensors. torch.optim is built on them; they have no public names.
 foreach_norm = torch._foreach_norm

@@ -186,7 +186,7 @@ def _leave(listener: _Listener) -> Callable[[nn.Module, Any, Any], None]:
         running = listener.running.modules
         if running and running[-1].module is module:
             running.pop()
-        elif any(one.module is module for one in running):
+        elif any(entry.module is module for entry in running):
             while running.pop().module is not module:
                 pass
 
@@ -199,7 +199,7 @@ def _through_block(listener: _Listener, path: str, block: nn.Module) -> Callable
     def hook(module: nn.Module, args: Any, keys: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return keys
-        given = next((one for one in reversed(listener.running.modules) if one.module is block), None)
+        given = next((entry for entry in reversed(listener.running.modules) if entry.module is block), None)
         call = AttentionCall(
             at="block",
             path=path,
@@ -226,7 +226,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
         with unheard():
             for listener in _LISTENERS.now():
                 running = listener.running.modules
-                if running and not any(computes_own_attention(one.module) for one in running):
+                if running and not any(computes_own_attention(entry.module) for entry in running):
                     call = AttentionCall(
                         at="product",
                         path=running[-1].path,
@@ -235,7 +235,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
                         keys=key,
                         args=rest,
                         kwargs=options,
-                        part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
+                        part=any(isinstance(entry.module, nn.MultiheadAttention) for entry in running),
                     )
                     calls.append(call)
                     answer = listener.on_call(call)
@@ -335,9 +335,9 @@ def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
 def _importers(count: int) -> list[ModuleType]:
     """Modules outside PyTorch that have something of this name, looked for again when their number has changed."""
     # Not vars(module): to ask a module that is imported lazily for anything imports it.
-    modules = ((path, one) for path, one in sys.modules.copy().items() if isinstance(one, ModuleType))
+    modules = ((path, module) for path, module in sys.modules.copy().items() if isinstance(module, ModuleType))
     return [
-        one
-        for path, one in modules
-        if path.partition(".")[0] != "torch" and _NAME in object.__getattribute__(one, "__dict__")
+        module
+        for path, module in modules
+        if path.partition(".")[0] != "torch" and _NAME in object.__getattribute__(module, "__dict__")
     ]

@@ -46,16 +46,16 @@ class KeySpace:
         largest = values[..., :1] if values.shape[-1] else offset[..., None]
         # Centring keys far from the origin leaves their rounding behind.
         floor = torch.maximum(tolerance * largest, 8 * eps * offset[..., None])
-        kept = values > floor
-        rank = kept.sum(-1)
-        whitening = basis.mT * torch.where(kept, 1 / values, 0.0)[..., None, :]
+        significant = values > floor
+        rank = significant.sum(-1)
+        whitening = basis.mT * torch.where(significant, 1 / values, 0.0)[..., None, :]
         if ridge is None:
             return KeySpace(rank=rank, whitening=whitening, ridge_whitening=None, ridge_dimension=None, offset=offset)
         if not ridge > 0:
             raise ValueError(f"ridge is positive, a fraction of the keys' mean squared singular value; got {ridge}.")
-        squares = torch.where(kept, values.square(), 0.0)
+        squares = torch.where(significant, values.square(), 0.0)
         loading = ridge * squares.sum(-1, keepdim=True) / rank.clamp(min=1)[..., None]
-        softened = torch.where(kept, 1 / (squares + loading).sqrt(), 0.0)
+        softened = torch.where(significant, 1 / (squares + loading).sqrt(), 0.0)
         return KeySpace(
             rank=rank,
             whitening=whitening,

@@ -378,8 +378,8 @@ def _with_slope(q: Tensor, k: Tensor, slope: float | Tensor, scale: float, group
     if groups is not None and steep.ndim:
         steep = steep.unflatten(-1, q.shape[-4:-2])
     column = (steep / scale)[..., None].expand(q.shape[:-1])[..., None]
-    place = torch.arange(k.shape[-2], dtype=torch.float64, device=k.device) - k.shape[-2] // 2
-    k = torch.cat((k.double(), place[:, None].expand(*k.shape[:-1], 1)), -1)
+    index = torch.arange(k.shape[-2], dtype=torch.float64, device=k.device) - k.shape[-2] // 2
+    k = torch.cat((k.double(), index[:, None].expand(*k.shape[:-1], 1)), -1)
     return torch.cat((q.double(), column), -1), k
 
 

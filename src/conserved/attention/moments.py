@@ -137,12 +137,12 @@ def double_less(x: Tensor, shift: Tensor) -> Tensor:
 
 def gram(y: Float[Tensor, "*heads n d"]) -> Float[Tensor, "*heads d d"]:
     """Σ y yᵀ, as products of matrices that are short enough for a device to take many at once."""
-    whole = y.shape[-2] // _CHUNK * _CHUNK
-    if whole < 2 * _CHUNK:
+    whole_chunks = y.shape[-2] // _CHUNK * _CHUNK
+    if whole_chunks < 2 * _CHUNK:
         return y.mT @ y
-    chunks = y[..., :whole, :].unflatten(-2, (-1, _CHUNK))
+    chunks = y[..., :whole_chunks, :].unflatten(-2, (-1, _CHUNK))
     scatter = (chunks.mT @ chunks).sum(-3)
-    return scatter if whole == y.shape[-2] else scatter + y[..., whole:, :].mT @ y[..., whole:, :]
+    return scatter if whole_chunks == y.shape[-2] else scatter + y[..., whole_chunks:, :].mT @ y[..., whole_chunks:, :]
 
 
 def _scatter(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,22 +177,22 @@ def _triangularised(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Ten
     total = TokenMoments(count=zero.new_zeros(heads), mean=zero, factor=zero.new_zeros(*heads, 0, d))
     for rows in row_blocks(x):
         block = x[..., rows, :]
-        kept = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
-        count, mean, centred = _centred(block, kept)
+        weights = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
+        count, mean, centred = _centred(block, weights)
         total = total.merge(TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(centred, mode="r").R))
     return total.count, total.mean, total.factor
 
 
-def _centred(block: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _centred(block: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and centred rows of a block; rows that are not kept become zero."""
-    if kept is None:
+    if weights is None:
         count = block.new_full(block.shape[:-2], float(block.shape[-2]))
         mean = block.mean(-2)
         return count, mean, block - mean[..., None, :]
-    count = kept.sum(-1)
-    block = torch.where(kept[..., None] > 0, block, 0.0)
+    count = weights.sum(-1)
+    block = torch.where(weights[..., None] > 0, block, 0.0)
     mean = block.sum(-2) / count.clamp(min=1)[..., None]
-    return count, mean, (block - mean[..., None, :]) * kept[..., None]
+    return count, mean, (block - mean[..., None, :]) * weights[..., None]
 
 
 def _joined(total: TokenMoments, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -117,8 +117,8 @@ def _pieces(rows: int, chunk: int, heads: int, d: int, device: torch.device) -> 
     most = max(1, block_rows(heads, max(d, chunk), device) // chunk)
     done, chunks = 0, rows // chunk
     while done < chunks:
-        left = min(most, chunks - done)
-        some = left if left <= 2 * _GROUP else left // _GROUP * _GROUP
+        remaining = min(most, chunks - done)
+        some = remaining if remaining <= 2 * _GROUP else remaining // _GROUP * _GROUP
         yield done * chunk, some, chunk
         done += some
     if rows > done * chunk:
@@ -151,7 +151,7 @@ def _sums_over(y: Rows, start: int, stop: int, square: bool) -> list[Tensor]:
     for at in range(start, stop, rows):
         end = min(at + rows, stop)
         part = _sums(y.block(at, end), y.ends(at, end), square)
-        total = [one + other for one, other in zip(total, part, strict=True)]
+        total = [first + other for first, other in zip(total, part, strict=True)]
     return total
 
 

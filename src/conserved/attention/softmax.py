@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from conserved.attention.band import Band
-from conserved.output.lines import columns, joined
+from conserved.output.lines import columns, join_lines
 from conserved.output.result import PrintableResult
 
 TILE = 512
@@ -40,7 +40,7 @@ class SoftmaxStatistics(PrintableResult):
         columns_of = (self.mean_entropy, self.evenness, self.largest_logit)
         numbers = zip(*(tensor.flatten().tolist() for tensor in columns_of), strict=True)
         rows = [(str(head), *(f"{number:.3g}" for number in row)) for head, row in enumerate(numbers)]
-        return joined(columns(("head", "entropy", "H/log n", "max z"), rows, right=range(4)))
+        return join_lines(columns(("head", "entropy", "H/log n", "max z"), rows, right=range(4)))
 
     @property
     def mean_entropy(self) -> Float[Tensor, "*heads"]:

@@ -100,6 +100,6 @@ def _total(x: Tensor) -> Tensor:
     """Return the sum of the rows in double precision, without a double copy of all of them."""
     if x.dtype == torch.float64:
         return x.sum(-2)
-    whole = x.shape[-2] // _FEW * _FEW
-    total = x[..., :whole, :].unflatten(-2, (-1, _FEW)).sum(-2).sum(-2, dtype=torch.float64)
-    return total if whole == x.shape[-2] else total + x[..., whole:, :].sum(-2, dtype=torch.float64)
+    whole_chunks = x.shape[-2] // _FEW * _FEW
+    total = x[..., :whole_chunks, :].unflatten(-2, (-1, _FEW)).sum(-2).sum(-2, dtype=torch.float64)
+    return total if whole_chunks == x.shape[-2] else total + x[..., whole_chunks:, :].sum(-2, dtype=torch.float64)

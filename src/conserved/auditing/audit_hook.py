@@ -23,9 +23,9 @@ log = logging.getLogger("conserved.audit")
 class GradientsDoNotConserveError(ConservedError, RuntimeError):
     """A gradient identity does not hold; `.audit` has the rows."""
 
-    def __init__(self, found: Audit) -> None:
-        super().__init__(found.summary())
-        self.audit = found
+    def __init__(self, audit: Audit) -> None:
+        super().__init__(audit.summary())
+        self.audit = audit
 
 
 class AuditHook:

@@ -179,9 +179,9 @@ class Audit:
 
     def settle(self) -> None:
         """Work out everything there is to read now, and let go of the laws and parameters it is worked out from."""
-        found, families, whole = self.judgement, self.by_family(), self.coverage
-        others = self.rows[len(found.failures) :]
-        known = replace(found, others=lambda: others, by_family=lambda: families, covers=lambda: whole)
+        judgement, families, covered = self.judgement, self.by_family(), self.coverage
+        others = self.rows[len(judgement.failures) :]
+        known = replace(judgement, others=lambda: others, by_family=lambda: families, covers=lambda: covered)
         vars(self)["judgement"] = known
 
     @property
@@ -369,13 +369,13 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = self.verdict.record() | record_of(
+        fields = self.verdict.record() | record_of(
             self,
             "ok reason conclusive badge coverage sensitivity comparison scale unknown worst ranks moved_bytes moved "
             "rows",
         )
-        found |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
-        return found | record_of(self, "findings unclaimed dropped")
+        fields |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
+        return fields | record_of(self, "findings unclaimed dropped")
 
     def summary(self) -> str:
         """Return the verdict, failures with likely causes, findings, and the errors that no audit sees."""
@@ -454,6 +454,6 @@ def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def _more(items: Sequence[object], what: str = "") -> list[str]:
+def _more(items: Sequence[object], noun: str = "") -> list[str]:
     """Return how many items a summary leaves out."""
-    return [f"  … and {len(items) - _SHOWN:,} more{what}"] if len(items) > _SHOWN else []
+    return [f"  … and {len(items) - _SHOWN:,} more{noun}"] if len(items) > _SHOWN else []

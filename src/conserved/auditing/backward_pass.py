@@ -132,12 +132,12 @@ class BackwardPass:
 
 def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLayout:
     """Return where the pieces of a model's parameters are; read once, as long as the model stays the same."""
-    kept = kept_with(parts.model)
-    known: tuple[Hashable, Any, ModelLayout, Any] | None = kept.layout
-    if known is not None and known[0] == (parts.state, tuple(kept.held)) and (given is None or given is known[1]):
+    state = kept_with(parts.model)
+    known: tuple[Hashable, Any, ModelLayout, Any] | None = state.layout
+    if known is not None and known[0] == (parts.state, tuple(state.held)) and (given is None or given is known[1]):
         return known[2]
-    layout = layout_of(parts.model, given, kept.held)
-    kept.layout = ((parts.state, tuple(kept.held)), given, layout, None)
+    layout = layout_of(parts.model, given, state.held)
+    state.layout = ((parts.state, tuple(state.held)), given, layout, None)
     return layout
 
 
@@ -175,8 +175,8 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     # A wrapper may make other parameters than its modules have.
     own = parts.state if theta is parts.named else ((*theta,), (*map(id, theta.values()),), parts.state)
     state = own, _addresses(theta.values())
-    kept = kept_with(parts.model)
-    known: tuple[Hashable, LawSet, _Lawful] | None = kept.audited
+    retained = kept_with(parts.model)
+    known: tuple[Hashable, LawSet, _Lawful] | None = retained.audited
     if known is not None and known[1] is laws and known[0] == state:
         return known[2]
     missing = [name for name in laws.plan.needs if name not in theta]
@@ -194,9 +194,9 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
     names = {item.name for item in gone}
     lawful = laws.select(lambda s: s.name not in names) if gone else laws
-    found = lawful, gone, trained
-    kept.audited = (state, laws, found)
-    return found
+    parts_of_laws = lawful, gone, trained
+    retained.audited = (state, laws, parts_of_laws)
+    return parts_of_laws
 
 
 def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
         return (*map(Tensor.data_ptr, tensors),)
     except RuntimeError:
         # A wrapper around other tensors has no memory of its own.
-        return tuple(_addresses([one])[0] if len(tensors) > 1 else 0 for one in tensors)
+        return tuple(_addresses([tensor])[0] if len(tensors) > 1 else 0 for tensor in tensors)
 
 
 def _lost(
@@ -263,13 +263,13 @@ def residuals_of(
         # In the precision that the identities of all other laws are computed in.
         with torch.no_grad():
             moments = some.evaluate((Point(backward.points), Direction(gradients)), [(0, 1)]).values()
-        for place, mu in zip(places, to_host(moments), strict=True):
-            side = sides.get(plan.symmetries[place].name)
-            if side is None or not balance.tested[place]:
+        for index, mu in zip(places, to_host(moments), strict=True):
+            side = sides.get(plan.symmetries[index].name)
+            if side is None or not balance.tested[index]:
                 continue
-            size = math.hypot(balance.scales[place], float(np.linalg.norm(side.value)), side.spread**0.5)
-            residuals[place] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
-            limits[place], nearly[place] = rounding_alone[place], False
+            size = math.hypot(balance.scales[index], float(np.linalg.norm(side.value)), side.spread**0.5)
+            residuals[index] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
+            limits[index], nearly[index] = rounding_alone[index], False
     return Residuals(balance=balance, residuals=residuals, limits=limits, floors=floors, nearly=nearly)
 
 
@@ -321,4 +321,4 @@ def _limits(
         return next(iter(by_kind.values()))
     stored = {name: coarsest(*pair) for name, pair in zip(backward.types.names, pairs, strict=True)}
     kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
-    return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])
+    return np.array([by_kind[kind][index] for index, kind in enumerate(kinds)])

@@ -110,14 +110,14 @@ def _read_checkpoint(folder: Path) -> dict[str, dict[str, Tensor]]:
 
     reader = CheckedContents(folder)
     items = reader.read_metadata().state_dict_metadata
-    whole = {
+    tensors = {
         name: torch.empty(tuple(item.size), dtype=item.properties.dtype)
         for name, item in items.items()
         if hasattr(item, "size") and hasattr(item, "properties")
     }
-    load(whole, storage_reader=reader, no_dist=True)
+    load(tensors, storage_reader=reader, no_dist=True)
     result: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, GRADIENTS: {}}
-    for name, tensor in whole.items():
+    for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         if kind in result:
             result[kind][rest] = tensor

@@ -76,13 +76,13 @@ class EpsilonTerms:
                         self._laws[symmetry.name] = known.forgettings(symmetry)
                     except ValueError:
                         continue
-        wanted = [one for found in self._laws.values() for one in found]
-        self._dims: dict[Key, tuple[int, ...]] = {_key(one): one.dims for one in wanted}
-        written = {one.module: one.epsilon for one in wanted if not one.function and one.call == 0}
+        wanted = [term for terms in self._laws.values() for term in terms]
+        self._dims: dict[Key, tuple[int, ...]] = {_key(term): term.dims for term in wanted}
+        written = {term.module: term.epsilon for term in wanted if not term.function and term.call == 0}
         self._written = {
-            name: found
+            name: terms
             for name, epsilon in written.items()
-            if name in modules and (found := _Written.of(modules[name], epsilon)) is not None
+            if name in modules and (terms := _Written.of(modules[name], epsilon)) is not None
         }
         # Torch writes some of its norm functions out, so that they look like norms in the module that calls them.
         self._functions = {name: count for (name, function), count in counts.items() if function}
@@ -151,7 +151,7 @@ class EpsilonTerms:
         passes = max(self._accumulated.values(), default=0)
         own = self._known_sides(1.0, passes=passes) if self._calls else {}
         taken = {name: self._taken.get(name, torch.zeros_like(p)) for name, p in self._reference.items()}
-        parts = [one.double().flatten().cpu() for one in taken.values()]
+        parts = [part.double().flatten().cpu() for part in taken.values()]
         rows = {name: len(some[0].charges) for name, some in self._laws.items() if some}
         for name, count in rows.items():
             side = own.get(name)
@@ -160,19 +160,19 @@ class EpsilonTerms:
             parts.append(torch.from_numpy(np.concatenate((known, numbers))))
         message = torch.cat(parts).to(next(iter(gradients.values())).device)
         group.sum(message)
-        sizes = [one.numel() for one in taken.values()]
+        sizes = [part.numel() for part in taken.values()]
         *sums, rest = message.cpu().split([*sizes, message.numel() - sum(sizes)])
-        self._taken = {name: one.view_as(p) for (name, p), one in zip(taken.items(), sums, strict=True)}
+        self._taken = {name: part.view_as(p) for (name, p), part in zip(taken.items(), sums, strict=True)}
         ratio = self._rescaled({name: gradients[name].cpu() for name in self._taken if name in gradients})
         if ratio is None:
             return {}
-        found, start = {}, 0
+        result, start = {}, 0
         for name, count in rows.items():
             known, spread, *values = rest[start : start + count + 2].tolist()
             start += count + 2
             if known == group.size:
-                found[name] = RightHandSide(ratio * np.array(values), ratio**2 * spread)
-        return found
+                result[name] = RightHandSide(ratio * np.array(values), ratio**2 * spread)
+        return result
 
     def replayed(
         self, replay: Replay, parameters: Tensors, *, scale: float = 1.0, form: PassForm = AS_RUN
@@ -185,23 +185,25 @@ class EpsilonTerms:
     def _known_sides(self, ratio: float, *, passes: int) -> dict[str, RightHandSide]:
         self._unknown |= {key for key, fired in self._fired.items() if fired != passes}
         sums = dict(zip(self._sums, to_host([*self._sums.values()]), strict=True))
-        found = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
-        return {name: side for name, side in found.items() if side is not None}
+        sides = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
+        return {name: side for name, side in sides.items() if side is not None}
 
     def _side(
         self, forgotten: Sequence[Forgetting], sums: Mapping[Key, NDArray[np.float64]], ratio: float
     ) -> RightHandSide | None:
         """The right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
-        if not forgotten or not all(self._complete(one.module) and _key(one) not in self._unknown for one in forgotten):
+        if not forgotten or not all(
+            self._complete(term.module) and _key(term) not in self._unknown for term in forgotten
+        ):
             return None
         total, spread = np.zeros(forgotten[0].charges.shape[0]), 0.0
-        for one in forgotten:
-            if _key(one) not in sums:
+        for term in forgotten:
+            if _key(term) not in sums:
                 continue
-            value, squares = sums[_key(one)]
+            value, squares = sums[_key(term)]
             # What a written norm adds its ε to is a mean square, whose charge is twice that of the entries.
-            charges = np.asarray(one.charges, dtype=np.float64).reshape(len(total), -1) * ratio
-            charges = charges if one.function else charges / 2
+            charges = np.asarray(term.charges, dtype=np.float64).reshape(len(total), -1) * ratio
+            charges = charges if term.function else charges / 2
             if charges.shape[1] not in (1, value.size):
                 return None
             total += (charges * value.reshape(1, -1)).sum(1)
@@ -254,10 +256,10 @@ class EpsilonTerms:
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         # Weakly: Python does not see what such hooks of a parameter hold, so that the model would stay for ever.
-        kept = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def hook(parameter: Tensor) -> None:
-            terms = kept()
+            terms = reference()
             if terms is not None and parameter.grad is not None and not parameter.grad.is_sparse:
                 gradient = parameter.grad.detach().clone()
                 # A wrapper with buffers of its own takes every gradient away before the next is made.
@@ -307,12 +309,12 @@ class EpsilonTerms:
     @torch.no_grad()
     def _add(self, key: Key, x: Tensor, gradient: Tensor, norm: NormCall) -> None:
         self._fired[key] += 1
-        found = norm.remainder(x, gradient.detach(), self._dims[key])
-        if found is None:
+        remainder = norm.remainder(x, gradient.detach(), self._dims[key])
+        if remainder is None:
             self._unknown.add(key)
             return
         old = self._sums.get(key)
-        self._sums[key] = found if old is None else old.add_(found)
+        self._sums[key] = remainder if old is None else old.add_(remainder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,17 +392,17 @@ class _Written:
         """What the module multiplies rows by, as it is now."""
         if self.parameter is None:
             return _gain_of(module.forward, self.row, like)
-        found: Tensor = getattr(module, self.parameter).detach()
-        return found + self.offset if self.offset else found
+        result: Tensor = getattr(module, self.parameter).detach()
+        return result + self.offset if self.offset else result
 
 
 _SOME = 5
 """Entries of a row where any number will do."""
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def _close(actual: Tensor, expected: Tensor) -> bool:
     """Up to what a module that computes in single precision leaves."""
-    return bool(((found - expected).abs() <= 1e-4 * expected.abs() + 1e-7).all())
+    return bool(((actual - expected).abs() <= 1e-4 * expected.abs() + 1e-7).all())
 
 
 @torch.no_grad()
@@ -416,8 +418,8 @@ def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -
     return torch.where(values == 0, 0.0, answer * root / values)[0]
 
 
-def _key(one: Forgetting) -> Key:
-    return one.module, one.function, one.call
+def _key(term: Forgetting) -> Key:
+    return term.module, term.function, term.call
 
 
 def _plain(model: nn.Module, group: RankGroup | None) -> bool:

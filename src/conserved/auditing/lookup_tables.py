@@ -33,9 +33,9 @@ def tables(model: nn.Module) -> dict[str, Loses]:
     return result
 
 
-def lost(symmetry: Symmetry, found: dict[str, Loses]) -> str:
+def lost(symmetry: Symmetry, losses: dict[str, Loses]) -> str:
     """Why a symmetry is no law of a model with these tables; empty if it is one."""
-    reasons = (found[leg.view.parameter](symmetry, leg) for leg in symmetry.legs if leg.view.parameter in found)
+    reasons = (losses[leg.view.parameter](symmetry, leg) for leg in symmetry.legs if leg.view.parameter in losses)
     return next(filter(None, reasons), "")
 
 

@@ -24,7 +24,7 @@ from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import Hook, guarded
 from conserved.errors import ConservedError
 from conserved.inference import being_followed
-from conserved.inference.program_state import undisturbed
+from conserved.inference.program_state import preserve_state
 
 SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
@@ -163,6 +163,16 @@ class RecordedPass(Replay):
         self._call = None
 
     @property
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of the recorded call, if there is one."""
+        return None if self._call is None else (self._call.args, self._call.kwargs)
+
+    def restore_random(self) -> None:
+        """Set all random generators to where they were before the recorded call."""
+        if self._call is not None:
+            self._call.generators.restore()
+
+    @property
     def obstacle(self) -> str:
         """Why the recorded call cannot be run again; empty if it can."""
         call = self._call
@@ -289,7 +299,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
     held = [(module, dict(module._buffers)) for module in model.modules()]
-    with undisturbed(model):
+    with preserve_state(model):
         try:
             yield
         finally:

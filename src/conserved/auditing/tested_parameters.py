@@ -76,8 +76,8 @@ class AuditCoverage:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(self, "parameters directions touched modules untested seen untested_modules")
-        return found | {"counted_modules": self.counted}
+        fields = record_of(self, "parameters directions touched modules untested seen untested_modules")
+        return fields | {"counted_modules": self.counted}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -107,11 +107,11 @@ def coverage(
         typed = laws.derivation.places()
         places = {module: names | places.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
     missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
-    left = sum(free.values())
+    untested = sum(free.values())
     spanned = {name: parameter.numel() - touched[name] for name, parameter in trained.items()}
     constrained = constrained_directions(chosen, spanned)
     return AuditCoverage(
-        parameters=1 - left / total if total else 0.0,
+        parameters=1 - untested / total if total else 0.0,
         directions=sum(constrained.values()) / total if total else 0.0,
         touched=1 - sum(touched.values()) / total if total else 0.0,
         modules=1 - len(missed) / len(places) if places else 0.0,
@@ -169,11 +169,11 @@ def _unseen(views: frozenset[View], shape: tuple[int, ...]) -> int:
 
 def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
     """Laws without a program: the modules that own trained parameters, and the laws that move these."""
-    found: dict[str, set[str]] = {name.rpartition(".")[0]: set() for name in trained}
+    owners: dict[str, set[str]] = {name.rpartition(".")[0]: set() for name in trained}
     for symmetry in laws:
         for name in symmetry.parameters:
-            found.setdefault(name.rpartition(".")[0], set()).add(symmetry.name)
-    return {module: frozenset(names) for module, names in found.items()}
+            owners.setdefault(name.rpartition(".")[0], set()).add(symmetry.name)
+    return {module: frozenset(names) for module, names in owners.items()}
 
 
 def _probed(laws: LawSet) -> frozenset[str]:

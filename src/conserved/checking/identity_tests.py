@@ -170,8 +170,8 @@ def _meaning(setting: Setting, symmetry: ProbedSymmetry, parts: Sequence[Tensor]
     if len(legs) == 2:
         value = factor(parts[0], -parts[1])
         if value is not None and abs(value) > 1e-6:
-            one, other = legs[0].name, legs[1].name
-            return f"either {factor_meaning(one, value, shapes)}, or {factor_meaning(other, 1 / value, shapes)}"
+            first, other = legs[0].name, legs[1].name
+            return f"either {factor_meaning(first, value, shapes)}, or {factor_meaning(other, 1 / value, shapes)}"
         return f"d{legs[0].name} and d{legs[1].name} do not belong to the same scores"
     if len(legs) == 1 and symmetry.group is Group.TRANSLATION:
         return (
@@ -201,5 +201,5 @@ def statement(symmetry: ProbedSymmetry) -> str:
         Group.ROTATION: " (antisymmetric part)",
     }[symmetry.group]
     axes = ", ".join(map(str, symmetry.legs[0].axes))
-    place = f" for each index of axes {axes} of {symmetry.legs[0].name}" if axes else ""
-    return f"{' + '.join(sides[False])} = {right}{kind}{place}"
+    scope = f" for each index of axes {axes} of {symmetry.legs[0].name}" if axes else ""
+    return f"{' + '.join(sides[False])} = {right}{kind}{scope}"

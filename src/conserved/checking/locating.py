@@ -73,9 +73,9 @@ def factor(got: Tensor, expected: Tensor) -> float | None:
     if square == 0 or not math.isfinite(square):
         return None
     result = float((got * expected).sum()) / square
-    left = float((got - result * expected).norm())
+    remainder = float((got - result * expected).norm())
     off = float((got - expected).norm())
-    if not math.isfinite(result) or off == 0 or left > 0.1 * off:
+    if not math.isfinite(result) or off == 0 or remainder > 0.1 * off:
         return None
     return result
 
@@ -151,5 +151,5 @@ def _swapped(got: Tensor, expected: Tensor, axis: int) -> str:
     order = torch.arange(len(best), device=best.device)
     if bool((alike.max(1).values > 0.999).all()) and not bool((best == order).all()):
         moved = (best != order).nonzero().flatten().tolist()[:4]
-        return ", ".join(f"{place} holds {int(best[place])}" for place in moved)
+        return ", ".join(f"{index} holds {int(best[index])}" for index in moved)
     return ""

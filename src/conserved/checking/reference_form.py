@@ -90,7 +90,7 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
         if not (same or quieter or calm):
             continue
         repeats = all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True))
-        found = replace(
+        result = replace(
             setting,
             function=function,
             gradients=gradients,
@@ -101,7 +101,7 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
             coarsest=setting.noise.unit,
             compiler="",
         )
-        return found, replace(form, out_types=tuple(out.dtype for out in outs))
+        return result, replace(form, out_types=tuple(out.dtype for out in outs))
     return None
 
 

@@ -99,9 +99,9 @@ class ModelLayout(Mapping[str, ParameterLayout]):
     def data_parallel(self) -> RankGroup | None:
         """The group over which every parameter is replicated, if processes audit together and nothing is in pieces."""
         layouts = [*self.parameters.values()]
-        if not self.joint or self.gathered or any(one.cuts or one.own or one.partial for one in layouts):
+        if not self.joint or self.gathered or any(layout.cuts or layout.own or layout.partial for layout in layouts):
             return None
-        groups = {one.replicated for one in layouts}
+        groups = {layout.replicated for layout in layouts}
         (only,) = groups if len(groups) == 1 else ((),)
         return only[0] if len(only) == 1 else None
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from conserved.boundary import Boundary
 from conserved.laws import LawSet, Reference
-from conserved.store.step_record import FIELDS, By, LawName, averaged
+from conserved.store.step_record import FIELDS, By, LawName, average
 from conserved.symmetry import Symmetry, Tensors
 from conserved.tracking.device_transfer import Transfer
 from conserved.tracking.kept_account import Running, Scales, close_step, start_account
@@ -64,7 +64,7 @@ class LawAccount:
         )
         self._ledger = Ledger(self.laws.symmetries, self.theta, dtype=config.dtype)
         self.names = tuple(map(_law_name, self.laws))
-        self.transfer = Transfer(self.names, [place for stack in self._ledger.stacks for place in stack.places])
+        self.transfer = Transfer(self.names, [index for stack in self._ledger.stacks for index in stack.places])
         self._unclipped: list[Tensor] | None = None
         self.take_reference()
         self._momenta = self._momenta_now()
@@ -92,9 +92,9 @@ class LawAccount:
                 impostors=self._impostors,
                 dtype=self._config.dtype,
                 precision=self._precision,
-                like=one,
+                like=reference,
             )
-            for stack, one in zip(self._ledger.stacks, like, strict=True)
+            for stack, reference in zip(self._ledger.stacks, like, strict=True)
         ]
 
     def _catch_up(self) -> None:
@@ -175,8 +175,8 @@ class LawAccount:
     def errors(self, theta: Tensors | None, by: By) -> dict[str, float]:
         """Equation (10) of these parameters, or of the model's own, against the reference."""
         reference = _moved_to(next(iter(self.theta.values())).device, self.reference)
-        found = self.laws.errors(reference, theta, by="law", dtype=self._config.dtype)
-        return averaged(self.names, [found[law.name] for law in self.names], by)
+        result = self.laws.errors(reference, theta, by="law", dtype=self._config.dtype)
+        return average(self.names, [result[law.name] for law in self.names], by)
 
     def bounds(self) -> list[DriftBound]:
         """Equation (9) for every law."""
@@ -218,7 +218,15 @@ class LawAccount:
             ],
             "momenta": {name: (value.cpu(), size.cpu()) for name, (value, size) in self._momenta.items()},
             "sums": [
-                [[float(one.time), float(one.squares), float(one.decayed), float(one.damped)] for one in sums]
+                [
+                    [
+                        float(sums_of_group.time),
+                        float(sums_of_group.squares),
+                        float(sums_of_group.decayed),
+                        float(sums_of_group.damped),
+                    ]
+                    for sums_of_group in sums
+                ]
                 for sums in self.watch.optimizer_sums()
             ],
         }
@@ -245,8 +253,8 @@ class LawAccount:
         ]
         self._momenta = {name: (value, size) for name, (value, size) in state["momenta"].items()}
         for sums, saved_sums in zip(self.watch.optimizer_sums(), state["sums"], strict=True):
-            for one, values in zip(sums, saved_sums, strict=True):
-                one.time, one.squares, one.decayed, one.damped = values
+            for sums_of_group, values in zip(sums, saved_sums, strict=True):
+                sums_of_group.time, sums_of_group.squares, sums_of_group.decayed, sums_of_group.damped = values
 
 
 def _law_name(symmetry: Symmetry) -> LawName:

@@ -59,6 +59,8 @@ class _Watched:
     """The step counts of parameters whose optimizer keeps them on the device, followed on the host."""
     counted: int = 0
     """The identity of the state they were read from: loading a checkpoint replaces it."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """How often gradients had been written to when a step that is accounted for had used them."""
     skipped: Tensor | None = None
     """One if a fused optimizer found infinities in the gradients and left everything as it was."""
 
@@ -154,6 +156,12 @@ class OptimizerWatch:
                     f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(), and "
                     "such steps are not accounted for. Call it after every optimizer step"
                 )
+            written = sorted(name for name, version in watched.versions.items() if self._is_written(name, version))
+            if written:
+                return (
+                    f"the gradient of {written[0]} was written to after its optimizer had stepped, so the step is not "
+                    "accounted for. Call Monitor.step() right after optimizer.step()"
+                )
             gone = sorted(name for name in watched.moved if self._theta[name].grad is None)
             if gone and watched.rule.reads_gradient:
                 return (
@@ -162,27 +170,31 @@ class OptimizerWatch:
                 )
         return ""
 
+    def _is_written(self, name: str, version: int) -> bool:
+        gradient = self._theta[name].grad
+        return gradient is not None and gradient._version != version
+
     def clear(self) -> None:
         """Forget the last step."""
         self._copies.clear()
         self._patterns.clear()
         for watched in self._watched:
             watched.steps, watched.depth, watched.skipped = 0, 0, None
-            watched.moved = set()
+            watched.moved, watched.versions = set(), {}
 
     def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
         """Return the last steps of some parameters."""
-        found: dict[str, Expansion] = {}
+        expansions: dict[str, Expansion] = {}
         groups: dict[Hashable, list[str]] = defaultdict(list)
         for name in names:
             watched, group = self._place[name]
             if watched.steps and name in watched.moved:
                 groups[id(watched), group].append(name)
             else:
-                found[name] = Expansion.of(self._theta[name], causes=causes)
+                expansions[name] = Expansion.of(self._theta[name], causes=causes)
         for own in groups.values():
-            found.update(self._expansions(own, causes=causes))
-        return [*map(found.__getitem__, names)]
+            expansions.update(self._expansions(own, causes=causes))
+        return [*map(expansions.__getitem__, names)]
 
     def unclipped(self, names: Sequence[str]) -> list[Expansion]:
         """Parameters that have not moved, and their gradients as they are now."""
@@ -204,8 +216,8 @@ class OptimizerWatch:
             return torch.zeros(())
         # Tensors of two meshes, such as experts and the rest, have no norm together.
         meshes: dict[Hashable, list[Tensor]] = defaultdict(list)
-        for one in present:
-            meshes[getattr(one, "device_mesh", None)].append(one.coalesce().values() if one.is_sparse else one)
+        for item in present:
+            meshes[getattr(item, "device_mesh", None)].append(item.coalesce().values() if item.is_sparse else item)
         norms = [torch.nn.utils.get_total_norm(values) for values in meshes.values()]
         whole_norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
         if len(whole_norms) == 1:
@@ -218,14 +230,14 @@ class OptimizerWatch:
         every = [*self._steps(watched, group, names)]
         alike: dict[Hashable, list[int]] = defaultdict(list)
         make = watched.rule.make
-        for place, step in enumerate(every):
+        for index, step in enumerate(every):
             alone = step.count is None and make is not None
-            alike[step.count, type(step.parameter), place if alone else None].append(place)
+            alike[step.count, type(step.parameter), index if alone else None].append(index)
         for places in alike.values():
-            steps = every if len(alike) == 1 else [every[place] for place in places]
+            steps = every if len(alike) == 1 else [every[index] for index in places]
             made = [None] * len(steps) if make is None else make(steps)
-            found = self._alike(watched, group, steps, made, causes=causes)
-            yield from zip(map(names.__getitem__, places), found, strict=True)
+            expansion = self._alike(watched, group, steps, made, causes=causes)
+            yield from zip(map(names.__getitem__, places), expansion, strict=True)
 
     def _steps(self, watched: _Watched, group: int, names: Sequence[str]) -> Iterator[ParameterStep]:
         """Yield what an optimizer did to parameters of one group."""
@@ -256,10 +268,10 @@ class OptimizerWatch:
         if not watched.rule.uniform or watched.skipped is not None:
             each = zip(steps, made, strict=True)
             return [self._expansion(watched, replace(step, made=own), causes=causes)[0] for step, own in each]
-        place = (id(watched), group, steps[0].count, causes)
-        if place not in self._patterns:
-            self._patterns[place] = self._expansion(watched, replace(steps[0], made=made[0]), causes=causes)
-        expansion, roles = self._patterns[place]
+        key = (id(watched), group, steps[0].count, causes)
+        if key not in self._patterns:
+            self._patterns[key] = self._expansion(watched, replace(steps[0], made=made[0]), causes=causes)
+        expansion, roles = self._patterns[key]
         own_tensors = {"parameter": attrgetter("parameter"), "gradient": attrgetter("gradient")}
         states = [step.state for step in steps]
         columns = [
@@ -328,7 +340,7 @@ class OptimizerWatch:
             optimizer, state = watched.optimizer, watched.optimizer.state[self._theta[name]]
             averages = [state.get(average) for average in watched.rule.averages]
             now, before = (str(kind).removeprefix("torch.") for kind in (self._theta[name].dtype, self._types[name]))
-            if any(isinstance(one, Tensor) and one.dtype != self._theta[name].dtype for one in averages):
+            if any(isinstance(item, Tensor) and item.dtype != self._theta[name].dtype for item in averages):
                 message = (
                     f"{name} was {before} and is {now} since the last step, while {type(optimizer).__name__} keeps its "
                     "averages as they were and cannot step. Convert the model before its optimizer is made, let "
@@ -379,6 +391,8 @@ class OptimizerWatch:
             watched.counts, watched.counted = {}, id(optimizer.state)
         for name in watched.moved & watched.counts.keys():
             watched.counts[name] += 1
+        gradients = {name: self._theta[name].grad for name in watched.moved} if self._sampled() else {}
+        watched.versions = {name: g._version for name, g in gradients.items() if g is not None}
         for sums, group in zip(watched.sums, watched.groups, strict=True):
             lr = group["lr"]
             sums.time = sums.time + lr

@@ -30,9 +30,9 @@ class RaisedAlarms:
         """The defects seen so far: alarms that one defect explains are one."""
         return self._groups.all
 
-    def at_once(self, found: Iterable[Alarm]) -> None:
+    def at_once(self, alarms: Iterable[Alarm]) -> None:
         """Raise alarms before there is a record of their step."""
-        for alarm in found:
+        for alarm in alarms:
             self._waiting.append(alarm)
             self.add(alarm)
 
@@ -68,7 +68,7 @@ class RaisedAlarms:
         return last.verdict.message if last.changed or open_laws & {alarm.law, *alarm.laws} else ""
 
     def _cause(self, alarm: Alarm, audits: Audits) -> str:
-        entry = next((one for one in reversed(audits.series) if one.step == alarm.step), None)
+        entry = next((audit_entry for audit_entry in reversed(audits.series) if audit_entry.step == alarm.step), None)
         if self._groups.explaining(alarm) is not None:
             return "The audit has found gradients of these parameters to be wrong."
         if entry is not None and audits.last is not None and not entry.conclusive and not entry.refuted:

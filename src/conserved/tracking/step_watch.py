@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
+from conserved.tracking.identities.step_identity import distributed
 
 PRECISION = "precision of passes"
 """The stage that notices autocast."""
@@ -56,6 +57,8 @@ class StepWatch:
         """Whether an optimizer has made a step that the monitor has not accounted for."""
         self.ever_stepped = False
         """Whether an optimizer has made any step yet; a loop may update weights by itself."""
+        self.substituted = False
+        """Whether a pass of this step ran with tensors that stand for parameters, as in meta-learning."""
         self.foreign = False
         """Whether the gradients were taken at other weights than those the optimizer starts from."""
         self._model, self._called, self._optimizers = model, called, optimizers
@@ -88,7 +91,7 @@ class StepWatch:
     def end_step(self) -> None:
         """Forget the step: `Monitor.step()` has dealt with it."""
         self._step_versions = self.versions()
-        self.stepped = self.foreign = False
+        self.stepped = self.foreign = self.substituted = False
         self._pass_versions = None
         self._accumulated.clear()
 
@@ -111,11 +114,28 @@ class StepWatch:
         and such gradients, and a step from them cannot be split by cause. A second step with old gradients is another
         matter: there the weights were written by an optimizer that is watched.
         """
+        if self.substituted:
+            self.foreign = True
+            self._boundary.remark("gradients", "a pass ran with other tensors in place of the parameters")
+            return True
         if self.stepped or self._pass_versions is None or self._pass_versions == self.versions():
             return False
         self.foreign = True
         self._boundary.remark("gradients", "they were taken at other weights than those of the step, as by SAM")
         return True
+
+    def gradients_written(self) -> bool:
+        """Return whether most gradients are not as the last backward pass left them: changed, replaced, or not its."""
+        if not self._accumulated:
+            return True
+        held = [p for p in self._held() if p.grad is not None]
+        followed = [(self._accumulated[id(p)], p.grad) for p in held if id(p) in self._accumulated]
+        if followed and all(gradient is not None and id(gradient) != remaining[0] for remaining, gradient in followed):
+            return True
+        # Every gradient was added to as often as those that are followed.
+        versions = {version for _, version in self._accumulated.values()}
+        matrices = [p.grad for p in held if p.grad is not None and p.ndim > 1]
+        return 2 * sum(gradient._version not in versions for gradient in matrices) > len(matrices)
 
     def note_step_call(self) -> None:
         """`Monitor.step()` was called; remember the gradients if no optimizer has stepped."""
@@ -140,6 +160,9 @@ class StepWatch:
 
     def _count_pass(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() and not being_followed():
+            first = next(module.parameters(), None)
+            # Parameters that shards are gathered into are no leaves either.
+            self.substituted |= first is not None and not first.is_leaf and not distributed()
             self._passes += 1
             self._pass_versions = self.versions()
             self._on_pass()

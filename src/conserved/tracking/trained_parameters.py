@@ -46,7 +46,7 @@ def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Sign
         The alarm; None if the optimizers hold parameters of the model only, or do not hold all of them.
     """
     had, has = {key for key, *_ in before}, {id(p) for p in model.parameters()}
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     orphans = (had - has) & held
     # Parameters that nobody trains are reported by `HeldParameters`, once for one defect.
     if not orphans or any(p.requires_grad and id(p) not in held for p in model.parameters()):

@@ -95,8 +95,8 @@ class HeldParameters(StepIdentity):
     def _look_at_groups(self, step: TrainingStep) -> None:
         own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.structure.parameters.items()}
         registered = set(own)
-        kept = [(name, reference()) for name, reference in self._kept]
-        own |= {id(p): (name, p) for name, p in kept if p is not None and id(p) not in own}
+        copies = [(name, reference()) for name, reference in self._kept]
+        own |= {id(p): (name, p) for name, p in copies if p is not None and id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
         if signature == self._signature:

@@ -27,6 +27,12 @@ _SCALED = 100.0
 _FAST = 2
 """Steps in a row in which a scheduler was stepped more than once, after which it is said."""
 
+_ENDS = ("T_max", "T_0", "total_steps", "total_iters", "step_size", "milestones", "step_size_up")
+"""Attributes of schedulers that count steps: whoever wrote them down had a number of steps of the optimizer in mind.
+
+A function of the count may as well be one of micro-batches or samples.
+"""
+
 _COARSE = 1e-3
 _MOVED = 0.25
 """The share of entries of a coarse average that move in a step, below which it swallows its updates."""
@@ -76,6 +82,10 @@ class LoopOrder(StepIdentity):
 
     def begin(self, step: TrainingStep) -> None:
         self._weights = _some_weights(step)
+
+    def restart(self) -> None:
+        # A loop that goes back to earlier weights goes back to an earlier or an empty state as well.
+        self._counts.clear()
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
@@ -240,7 +250,12 @@ class LoopOrder(StepIdentity):
             before, fast = self._pace.get(index, (count, 0))
             fast = fast + 1 if count - before > 1 else 0
             self._pace[index] = (count, fast)
-            if fast == _FAST:
+            if fast == _FAST and not any(hasattr(scheduler, end) for end in _ENDS):
+                step.remark(
+                    "learning rate",
+                    f"{type(scheduler).__name__}.step() is called {count - before} times for one step of the optimizer",
+                )
+            elif fast == _FAST:
                 step.report(
                     StepFinding(
                         code="rate",

@@ -26,6 +26,12 @@ from conserved.tracking.identities.step_identity import (
 _WATCHED = 3
 """Parameters whose accumulation is listened to: what clears gradients clears all of them."""
 
+_PAIRS = 4
+"""Steps in a row with two passes of which only the second counts, before that is said.
+
+Methods against forgetting take the gradient of a second batch, clear it, and use it in some steps only.
+"""
+
 _SAMPLE = 64
 """Entries of a gradient that tell it from another."""
 
@@ -38,6 +44,10 @@ class _Use:
     version: int
     entries: Tensor
     step: int
+
+    def holds(self, gradient: Tensor | None) -> bool:
+        """Return whether a gradient is the tensor that was used."""
+        return gradient is not None and self.gradient() is gradient
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +65,8 @@ class _Listener:
     ever: int = 0
     arrived: Tensor | None = None
     """Some entries of the last that came."""
+    landed: bool = False
+    """Whether the last that came was added to `.grad`; `torch.autograd.grad` hands it to its caller instead."""
     cleared: int = 0
     """Gradients that were cleared before they were used, since the last step of its optimizer."""
     emptied: bool = False
@@ -109,6 +121,9 @@ class OwnGradients(StepIdentity):
                 # Weakly: Python does not see what a hook of a tensor holds.
                 noticed = partial(_notice, weakref.ref(self), weakref.ref(p), id(p))
                 self._handles.append(p.register_hook(Hook(Boundary(logs=False), "gradients", noticed)))
+                landed = partial(_notice_landing, weakref.ref(self), id(p))
+                hook = Hook(Boundary(logs=False), "gradients", landed)
+                self._handles.append(p.register_post_accumulate_grad_hook(hook))
 
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
@@ -123,9 +138,9 @@ class OwnGradients(StepIdentity):
             empty = old is None or not bool(local(old).any())
             nonzero = listener.arrived is not None and bool(listener.arrived.any())
             listener.emptied |= empty
-            listener.cleared += empty and nonzero and parameter._version == listener.version
+            listener.cleared += empty and nonzero and listener.landed and parameter._version == listener.version
             listener.mixed |= not empty and listener.kept == listener.arrivals
-        listener.version = parameter._version
+        listener.version, listener.landed = parameter._version, False
         if listener.arrivals == 0 or old is None:
             listener.stale = old is not None and _is_used(listener.used, old)
         elif listener.stale and not on_host(old):
@@ -140,7 +155,9 @@ class OwnGradients(StepIdentity):
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         own = self._own(optimizer, again=True)
-        stale = [one for one, _ in own if one.stale and one.arrivals]
+        # What was added to is the tensor that was used; a loop may also put a gradient of its own in its place.
+        came = [(one, p) for one, p in own if one.stale and one.arrivals]
+        stale = [one for one, p in came if one.used is not None and one.used.holds(p.grad)]
         if stale:
             last = stale[0].used
             assert last is not None
@@ -154,6 +171,9 @@ class OwnGradients(StepIdentity):
                     f"step {step.number}. Clear gradients before every backward pass.",
                 )
             )
+        step.old_gradients = any(
+            _is_old(one, p) for other in step.optimizers if other is not optimizer for one, p in self._own(other)
+        )
         self._notice_none(step, optimizer, own)
         self._notice_cleared(step, optimizer, own)
         self._notice_discarded(step, optimizer, own)
@@ -191,15 +211,18 @@ class OwnGradients(StepIdentity):
             for one, p in came
         )
         usual = last and not step.differentiable and step.passes >= came[0][0].arrivals and not step.repeats_batches
+        # Micro-batches have one shape; passes over another kind of batch serve something else, such as a memory.
+        usual = usual and len(step.shapes) == 1
         for one, _ in own:
             one.discarding = one.discarding + 1 if usual else 0
-        if usual and came[0][0].discarding == 2:
+        many = came[0][0].cleared > 1 if came else False
+        if usual and came[0][0].discarding == (2 if many else _PAIRS):
             cleared, number = came[0][0].cleared, came[0][0].arrivals
             step.report(
                 StepFinding(
                     code="thrown away",
                     tensor=came[0][0].name,
-                    step=step.number - 1,
+                    step=step.number - came[0][0].discarding + 1,
                     message=f"Gradients of {cleared} of {number} backward passes were cleared before "
                     f"{type(optimizer).__name__}.step(): only the last counts. To accumulate, call zero_grad() after "
                     "step() only.",
@@ -363,6 +386,20 @@ def _is_used(used: _Use | None, gradient: Tensor) -> bool:
         return True
     now = _entries(gradient)
     return bool(now.any()) and torch.equal(now, used.entries)
+
+
+def _notice_landing(identity: weakref.ref[OwnGradients], key: int, parameter: Tensor) -> None:
+    own = identity()
+    if own is not None:
+        own._listeners[key].landed = True
+
+
+def _is_old(listener: _Listener, parameter: Tensor) -> bool:
+    """Return whether the gradient of a parameter is one that its optimizer has used, or was added to one."""
+    gradient = parameter.grad
+    if gradient is None:
+        return False
+    return listener.stale if listener.arrivals else _is_used(listener.used, gradient)
 
 
 def _notice(identity: weakref.ref[OwnGradients], parameter: weakref.ref[Tensor], key: int, gradient: Tensor) -> None:

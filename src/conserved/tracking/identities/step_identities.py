@@ -27,6 +27,7 @@ from conserved.tracking.identities.loop_order import LoopOrder
 from conserved.tracking.identities.output_loss import OutputLoss
 from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
+from conserved.tracking.identities.reduced_gradients import ReducedGradients
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
 from conserved.tracking.identities.shared_tables import SharedTables
@@ -41,8 +42,8 @@ from conserved.tracking.identities.update_rule import UpdateRule
 FORWARD = "passes of identities"
 """The stage that tells identities of forward passes and loaded weights."""
 
-CREDIT = 0.1
-"""Seconds that identities may take at the start, so that the first steps are looked at in full."""
+FIRST = 8
+"""Steps that are looked at in full whatever that costs: errors of a new program show in them."""
 
 SECONDS = 0.001
 """Seconds a step that they may take besides, where no budget is given."""
@@ -79,12 +80,13 @@ class StepIdentities:
         self._under_way: dict[int, Optimizer] = {}
         """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
         self._paused = False
-        self._boundary, self._allowance, self._earned = boundary, allowance, CREDIT
+        self._boundary, self._allowance, self._earned = boundary, allowance, 0.0
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
             # Also after a pass that raised, so that what was begun before it ends.
             called.register_forward_hook(boundary.hook(FORWARD, self._after_forward), always_call=True),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
+            *(one.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._state_loaded)) for one in optimizers),
         ]
         self._ask("begin")
 
@@ -100,6 +102,9 @@ class StepIdentities:
 
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._ask("weights_loaded", incompatible.missing_keys, incompatible.unexpected_keys)
+        self.restart()
+
+    def _state_loaded(self, optimizer: Optimizer) -> None:
         self.restart()
 
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
@@ -133,17 +138,19 @@ class StepIdentities:
             self._under_way.pop(id(optimizer), None)
             self._ask("after_optimizer", optimizer)
 
-    def after_step(self) -> None:
-        """The loop has told the monitor of its step."""
+    def after_step(self) -> bool:
+        """The loop has told the monitor of its step; return whether something else wrote to weights in it."""
         self._ask("after_step")
         self.step.receive()
+        rewritten = self.step.rewritten
         while self.step.remarks:
             self._boundary.remark(*self.step.remarks.pop())
-        self._earned += self._allowance()
+        self._earned = (self._spent() if self.step.number <= FIRST else self._earned) + self._allowance()
         self.step.number += 1
-        self.step.passes, self.spoiled = 0, False
-        self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
+        self.step.passes, self.spoiled, self.step.rewritten = 0, False, False
+        self.step.inputs, self.step.differentiable, self.step.batches, self.step.shapes = (), False, [], set()
         self._under_way.clear()
+        return rewritten
 
     def restart(self) -> None:
         """Weights were loaded: forget what was remembered of them."""
@@ -191,7 +198,11 @@ class StepIdentities:
             self.spoiled = self.spoiled or (identity.spoils and len(findings) > count)
 
     def _within_budget(self) -> bool:
-        return sum(self.seconds[one.name] for one in self.identities if not one.free) <= self._earned
+        return self.step.number <= FIRST or self._spent() <= self._earned
+
+    def _spent(self) -> float:
+        """Seconds that identities took which are not free."""
+        return sum(self.seconds[one.name] for one in self.identities if not one.free)
 
 
 def _overriding(
@@ -217,6 +228,7 @@ def standard_identities() -> list[StepIdentity]:
         DeclaredModes(),
         EqualReplicas(),
         SharedTables(),
+        ReducedGradients(),
         RestoredState(),
         GradientReach(),
         GradientSizes(),
@@ -224,8 +236,8 @@ def standard_identities() -> list[StepIdentity]:
         LearnableStarts(),
         OutputLoss(),
         SettingsInEffect(),
-        KeptState(),
         OutsideWrites(),
+        KeptState(),
         UpdateRule(),
         BlockSums(),
     ]

@@ -51,6 +51,14 @@ class TrainingStep:
     """The tensors that the last forward pass with gradients got, until the step ends."""
     batches: list[Tensor] = field(default_factory=list)
     """Some entries of the first input of every such pass of this step, of the first few."""
+    shapes: set[torch.Size] = field(default_factory=set)
+    """The shapes of the first input of every such pass of this step."""
+    old_gradients: bool = False
+    """Whether tensors of other optimizers have gradients in which used ones still are, as in loops that take turns."""
+    slowed: int = -1
+    """The last step after which the loop went back to slow weights, as Lookahead does."""
+    rewritten: bool = False
+    """Whether something else than an optimizer wrote to weights since the last step."""
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
@@ -91,6 +99,8 @@ class TrainingStep:
         self.inputs = inputs
         self.differentiable |= any(one.requires_grad for one in inputs)
         first = next((one for one in inputs if one.numel() > 1 and one.layout == torch.strided), None)
+        if first is not None:
+            self.shapes.add(first.shape)
         if first is not None and len(self.batches) < _BATCHES:
             values = first.detach().reshape(-1)
             self.batches.append(values[:: max(1, values.numel() // _BATCH_ENTRIES)].clone())
