@@ -159,7 +159,9 @@ class StepIdentities:
     def take_alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms of what was found since the last call."""
         findings, self.step.findings = self.step.findings, []
-        return tuple(finding.alarm(self.step.rank) for finding in findings)
+        # Two identities may see one defect.
+        distinct = {(one.code, one.tensor, one.step, one.ranks): one for one in reversed(findings)}
+        return tuple(finding.alarm(self.step.rank) for finding in reversed(distinct.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return fingerprints of what a resume has to restore."""
