@@ -137,8 +137,12 @@ class StepIdentities:
             self._under_way.pop(id(optimizer), None)
             self._ask("after_optimizer", optimizer)
 
-    def after_step(self) -> bool:
-        """The loop has told the monitor of its step; return whether something else wrote to weights in it."""
+    def after_step(self) -> bool | None:
+        """The loop has told the monitor of its step.
+
+        Returns:
+            Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written.
+        """
         self._ask("after_step")
         self.step.receive()
         rewritten = self.step.rewritten
@@ -146,7 +150,7 @@ class StepIdentities:
             self._boundary.remark(*self.step.remarks.pop())
         self._earned = (self._spent() if self.step.number <= FIRST else self._earned) + self._allowance()
         self.step.number += 1
-        self.step.passes, self.spoiled, self.step.rewritten = 0, False, False
+        self.step.passes, self.spoiled, self.step.rewritten = 0, False, None
         self.step.inputs, self.step.differentiable, self.step.batches, self.step.shapes = (), False, [], set()
         self._under_way.clear()
         return rewritten
