@@ -92,13 +92,13 @@ class Boundary:
         return self._conditions.get(stage) if stage in self._off else None
 
     def turn_off(self, stage: str, reason: str) -> None:
-        """State that a stage stops here, with one line in the log; a stage that is off keeps its first reason."""
+        """Stop a stage here, with one line in the log; a stage that is off keeps its first reason."""
         if stage not in self._off:
             self._off.add(stage)
             self._state(Condition(stage=stage, step=self.step, reason=reason))
 
     def remark(self, stage: str, reason: str) -> None:
-        """State once that a stage left something out and goes on."""
+        """Log once that a stage left something out and goes on."""
         if stage not in self._conditions:
             self._state(Condition(stage=stage, step=self.step, reason=reason, off=False))
 

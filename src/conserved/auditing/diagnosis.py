@@ -69,6 +69,8 @@ MEANING = {
 }
 """Words for each origin."""
 
+_NOT_SAMPLED = "its rounding could not be sampled at nearby weights"
+
 _WHOLE_LEG = "the residual is one factor on a whole side of it, which no bit flip leaves"
 _EVERY_AUDIT = "that in one audit after the other"
 """Evidence that gradients were changed after the backward pass, on purpose or not."""
@@ -165,7 +167,7 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
         rest, kernel = _mended_by_kernels(holds, rest, limits, origins)
     if rest:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
-    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": "", "evidence": _WHOLE_LEG}
+    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": _NOT_SAMPLED, "evidence": _WHOLE_LEG}
     words["where"] = place_of(next(iter(wanted.values())))
     return [
         Diagnosis(origin=origin, limit=float(limit), message=MEANING[origin].format(**words))
@@ -235,9 +237,8 @@ def _drawn_anew(
         scales = balance_of(plan, {n: p.detach() for n, p in wanted.items()}, first).scales
         repeated = _moments(plan, wanted, replay.gradients(wanted))
     except Exception as problem:
-        # The one boundary to the user's program; what is not sampled is decided by the other replays.
-        LOGGER.info("the pass could not be repeated: %s", problem)
-        return rest
+        # The one boundary to the user's program, which may run out of memory at any time.
+        return _leave_undecided(rest, origins, problem)
     for place in rest:
         if SIGMAS * _along(suspects, place, here[place], repeated[place]) >= float(np.linalg.norm(here[place])):
             # The same pass gives another residual every time: a race, whatever weights do.
@@ -252,14 +253,22 @@ def _drawn_anew(
                 there = _moments(plan, wanted, replay.gradients(wanted, scale=SCALE))
         except Exception as problem:
             # The same boundary.
-            LOGGER.info("rounding was not sampled at nearby weights: %s", problem)
-            break
+            return _leave_undecided(left, origins, problem)
         for place in left:
             noise[place] = max(noise[place], _along(suspects, place, here[place], there[place]))
             if SIGMAS * noise[place] >= float(np.linalg.norm(here[place])) and scales[place] > 0:
                 origins[place] = Origin.ROUNDING
                 limits[place] = max(limits[place], SIGMAS * noise[place] / scales[place], suspects.residuals[place])
     return [place for place in rest if origins[place] is Origin.PROGRAM]
+
+
+def _leave_undecided(places: Sequence[int], origins: list[Origin], problem: Exception) -> list[int]:
+    """Mark residuals whose rounding could not be sampled as not replayed; no other replay can blame the program."""
+    LOGGER.info("rounding was not sampled at nearby weights: %s", problem)
+    for place in places:
+        if origins[place] is Origin.PROGRAM:
+            origins[place] = Origin.UNKNOWN
+    return []
 
 
 def _along(suspects: Suspects, place: int, here: NDArray[np.float64], there: NDArray[np.float64]) -> float:

@@ -24,7 +24,7 @@ from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import Hook, guarded
 from conserved.errors import ConservedError
 from conserved.inference import being_followed
-from conserved.inference.program_state import undisturbed
+from conserved.inference.program_state import preserve_state
 
 SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
@@ -299,7 +299,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
     held = [(module, dict(module._buffers)) for module in model.modules()]
-    with undisturbed(model):
+    with preserve_state(model):
         try:
             yield
         finally:

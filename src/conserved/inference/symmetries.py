@@ -15,7 +15,7 @@ from conserved.inference.echelon import Echelon, Row
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
-from conserved.inference.system import Solution, unsolved
+from conserved.inference.system import Solution, unsolved_motions
 from conserved.inference.translations import Translations
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
@@ -49,7 +49,7 @@ class Assembly:
         return linear + self._scalings(gone) + Translations(self.regions, self.shifts, self.unviewable).found()
 
     def _linear(self) -> tuple[list[FoundSymmetry], np.ndarray]:
-        """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
+        """Return blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
         present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
         for _, _, field in self.factors:
@@ -65,7 +65,7 @@ class Assembly:
         member[many] = np.arange(many.size)
         moved = member[self.classes[:count]]
         moved[0] = -1
-        holds = ~unsolved(self.engine.charges, moved, self.orientation[:count], many.size)
+        holds = ~unsolved_motions(self.engine.charges, moved, self.orientation[:count], many.size)
         groups: dict[int, list[int]] = {}
         for cls, good in zip(many, holds, strict=True):
             groups.setdefault(int(self.blocks[cls]), []).append(int(cls) if good else -1)
@@ -115,7 +115,7 @@ class Assembly:
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
     def _scalings(self, diagonal: np.ndarray) -> list[FoundSymmetry]:
-        """Free charges that are not diagonals of a general linear group."""
+        """Return free charges that are not diagonals of a general linear group."""
         columns = np.arange(self.charges.soft.size)
         if diagonal.size:
             columns = np.delete(columns, self._pivots(diagonal))
@@ -156,7 +156,7 @@ class Assembly:
         return result
 
     def _turning(self, candidates: Sequence[list[LegPart]]) -> set[int]:
-        """Those of the candidates whose pairs of tied charges may be turned into each other, all heads at once."""
+        """Return the candidates whose pairs of tied charges may be rotated into each other, all heads at once."""
         together: dict[tuple[int, ...], list[list[LegPart]]] = {}
         for parts in candidates:
             maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
@@ -174,7 +174,7 @@ class Assembly:
         return result
 
     def _pivots(self, diagonal: np.ndarray) -> np.ndarray:
-        """Columns to leave out so that the others span what is not a diagonal of a general linear group."""
+        """Return columns to leave out so that the others span what is not a diagonal of a general linear group."""
         classes = self.charges.classes
         # A column whose free number is an atom: the coordinate of a motion there is how it moves that atom.
         single = np.flatnonzero(np.diff(classes.indptr) == 1)
@@ -198,7 +198,7 @@ class Assembly:
         return np.array(sorted(echelon.expressions), dtype=np.int64)
 
     def _footprint(self, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
-        """For every free charge the places of parameters that it scales: charge, factor, place, power.
+        """Return for every free charge the places of parameters that it scales: charge, factor, place, power.
 
         A charge that scales all places of a factor alike scales the region; such scales of one region add up. Regions
         are numbered after the factors, and have place 0.
@@ -234,7 +234,9 @@ class Assembly:
     def _distinct(
         self, z: np.ndarray, factor: np.ndarray, index: np.ndarray, value: np.ndarray, count: int
     ) -> np.ndarray:
-        """The entries of all free charges but those that move parameters as an earlier one does, up to a multiple."""
+        """Return the entries of all free charges but those that move parameters as an earlier one does, up to a
+        multiple.
+        """
         lead = np.ones(count)
         lead[z[::-1]] = value[::-1]
         relative = np.round(value / lead[z] * 5040).astype(np.int64)
@@ -264,7 +266,10 @@ class Assembly:
         return result
 
     def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[LegPart], list[LegPart]]:
-        """Free charges that move the same factors of the same parameters: where, and which whole regions they scale."""
+        """Return free charges that move the same factors of the same parameters.
+
+        Where, and which whole regions they scale.
+        """
         count = len(where)
         total = len(self.factors)
         parts: list[LegPart] = []
@@ -330,7 +335,10 @@ class Assembly:
         return result
 
     def _inert(self, part: LegPart, space: int) -> FoundSymmetry:
-        """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
+        """Return entries whose scales are free one by one get no gradient.
+
+        Θ ∂L/∂θ = 0 for each, so each is conserved.
+        """
         factor = part.region.type.factors[part.factor]
         view = entries_view(part.region, factor.dims, np.sort(part.places.reshape(-1)))
         return FoundSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")

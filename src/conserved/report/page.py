@@ -44,7 +44,7 @@ class Anchors:
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
-        """The identifier of a name, the same every time."""
+        """Return the identifier of a name, the same every time."""
         if name not in self._known:
             stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "item"
             taken = set(self._known.values())
@@ -53,8 +53,8 @@ class Anchors:
         return self._known[name]
 
 
-def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
-    """The page as text; with `refresh`, a browser loads it again after as many seconds."""
+def render(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
+    """Return the page as text; with `refresh`, a browser loads it again after as many seconds."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -97,13 +97,13 @@ def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0
 
 
 def breakable(cell: object) -> Markup:
-    """A cell whose long dotted names may break after a dot and nowhere else."""
+    """Return a cell whose long dotted names may break after a dot and nowhere else."""
     text = str(escape(cell))
     return Markup(re.sub(r"[\w.\[\]]{20,}", lambda name: re.sub(r"([._])(?=[a-z])", r"\1<wbr>", name[0]), text))
 
 
 def in_numbers(plot: Plot) -> ReportTable:
-    """A plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
+    """Return a plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
     if plot.table is not None:
         return plot.table
     rows = []
@@ -122,7 +122,7 @@ def _flat(values: Any) -> Iterator[float]:
         yield float(values)
 
 
-def written(text: str, output: str | Path) -> Path:
+def write_page(text: str, output: str | Path) -> Path:
     """Put the page in its place, whole or not at all; what was there before stays until then."""
     path = Path(output)
     if path.is_dir():

@@ -34,7 +34,7 @@ from conserved.rank_agreement import (
     retract_monitor,
 )
 from conserved.run_names import new_run_name
-from conserved.store import Sink, opened
+from conserved.store import Sink, open_sink
 from conserved.store.step_record import StepRecord
 from conserved.tracking.identities import StepIdentities
 from conserved.tracking.law_account import LawAccount
@@ -154,7 +154,13 @@ class Monitor(RunResults):
         self._optimizer_hooks: list[RemovableHandle] = []
         name = run or new_run_name()
         self._records = RunRecords(
-            name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, logs=_writes()
+            name,
+            open_sink(sinks) if _writes() else (),
+            config,
+            self._boundary,
+            self.records,
+            every=every,
+            logs=_writes(),
         )
         self._readings: dict[str, Tensor | float] = {}
         self._precisions: set[torch.dtype] = set()

@@ -27,6 +27,7 @@ from conserved.tracking.identities.loop_order import LoopOrder
 from conserved.tracking.identities.output_loss import OutputLoss
 from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
+from conserved.tracking.identities.reduced_gradients import ReducedGradients
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
 from conserved.tracking.identities.shared_tables import SharedTables
@@ -233,6 +234,7 @@ def standard_identities() -> list[StepIdentity]:
         DeclaredModes(),
         EqualReplicas(),
         SharedTables(),
+        ReducedGradients(),
         RestoredState(),
         GradientReach(),
         GradientSizes(),
