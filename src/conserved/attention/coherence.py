@@ -36,7 +36,7 @@ class KeySpace:
 
     @staticmethod
     def of(keys: TokenMoments, ridge: float | None = None, *, tolerance: float = 1e-12) -> KeySpace:
-        """From the moments of the keys; λ is `ridge` times their mean squared singular value.
+        """Build the space from the moments of the keys; λ is `ridge` times their mean squared singular value.
 
         Directions smaller than `tolerance` times the largest are not counted.
         """
@@ -66,7 +66,7 @@ class KeySpace:
 
 
 def _singular(keys: TokenMoments) -> tuple[Tensor, Tensor]:
-    """Singular values of the scatter factor, falling, and the vectors to its right as rows."""
+    """Return singular values of the scatter factor, falling, and the vectors to its right as rows."""
     if not keys.orthogonal:
         _, values, basis = torch.linalg.svd(keys.factor, full_matrices=False)
         return values, basis

@@ -58,7 +58,7 @@ class LowRankTable(PrintableResult):
         return f"<LowRankTable: {len(self.rows)} heads at a relative error of {self.tolerance:g}>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {"tolerance": self.tolerance, "heads": [asdict(row) for row in self.rows]}
 
     def lines(self) -> list[TextLine]:
@@ -91,7 +91,7 @@ class LowRankTable(PrintableResult):
 
 
 def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*heads n1"]:
-    """Relative Frobenius error of keeping 0, 1, …, n directions."""
+    """Return relative Frobenius error of keeping 0, 1, …, n directions."""
     squares = values.square()
     tails = squares.flip(-1).cumsum(-1).flip(-1)
     tails = torch.nn.functional.pad(tails, (0, 1))
@@ -166,7 +166,7 @@ def _doubling(length: int) -> list[int]:
 
 
 def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, groups: int) -> list[Tensor]:
-    """Singular values of the field of ever longer beginnings; each segment of the sequence is read once."""
+    """Return singular values of the field of ever longer beginnings; each segment of the sequence is read once."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gap = k.shape[-2] - q.shape[-2]
     queries: TokenMoments | None = None

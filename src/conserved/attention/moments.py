@@ -50,7 +50,7 @@ def block_rows(
 
 
 def row_blocks(x: Tensor, width: int | None = None) -> Iterator[slice]:
-    """Slices of the second-last axis of `x` whose blocks fit a temporary."""
+    """Yield slices of the second-last axis of `x` whose blocks fit a temporary."""
     length, size = x.shape[-2:]
     rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device, device_blocks=DEVICE_BLOCKS_IN_ONE_PASS)
     for start in range(0, length, rows):
@@ -105,7 +105,7 @@ class TokenMoments:
 
 
 def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -> Callable[[], TokenMoments]:
-    """Queues the sums over tokens; calling the result waits for them and factors them, few heads on the host.
+    """Return queues the sums over tokens; calling the result waits for them and factors them, few heads on the host.
 
     With `triangular` the factor may be any; that of coarse vectors then takes a tenth of the time.
     """
@@ -131,12 +131,12 @@ def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -
 
 
 def double_less(x: Tensor, shift: Tensor) -> Tensor:
-    """x − shift in double precision: a GPU converts as it reads, a processor is faster if that is done first."""
+    """Return x − shift in double precision: a GPU converts as it reads, a processor is faster if that is done first."""
     return torch.sub(x, shift) if x.device.type == "cuda" else x.to(torch.float64, copy=True).sub_(shift)
 
 
 def gram(y: Float[Tensor, "*heads n d"]) -> Float[Tensor, "*heads d d"]:
-    """Σ y yᵀ, as products of matrices that are short enough for a device to take many at once."""
+    """Return Σ y yᵀ, as products of matrices that are short enough for a device to take many at once."""
     whole_chunks = y.shape[-2] // _CHUNK * _CHUNK
     if whole_chunks < 2 * _CHUNK:
         return y.mT @ y
@@ -210,7 +210,10 @@ def _factor(scatter: Tensor) -> Tensor:
 
 
 def _cholesky(scatter: Tensor) -> Tensor | None:
-    """The triangular factor, if every head has one; not asked for on a device, which would have to be waited for."""
+    """Return the triangular factor, if every head has one.
+
+    Not asked for on a device, which would have to be waited for.
+    """
     if scatter.device.type != "cpu":
         return None
     factor, failed = torch.linalg.cholesky_ex(scatter)

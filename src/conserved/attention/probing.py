@@ -81,7 +81,7 @@ class AttentionProbe(PrintableResult):
         return html.panel(html.badge(self.verdict), html.table(heads, rows, numbers=range(1, len(heads))))
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON; numbers that are not finite are None."""
+        """Return plain data, for JSON; numbers that are not finite are None."""
         return {
             "verdict": self.verdict.status.value,
             "message": self.verdict.message,
@@ -204,7 +204,7 @@ def described(
 
 
 def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str]) -> Iterator[AttentionInputs]:
-    """Queries and keys of one sequence at a time, without what padding hides, and the shape of their mask."""
+    """Yield queries and keys of one sequence at a time, without what padding hides, and the shape of their mask."""
     queries, keys = capture.q.shape[-2], capture.k.shape[-2]
     for number, (q, k) in enumerate(zip(capture.q, capture.k, strict=True)):
         asks = torch.ones(queries, dtype=torch.bool, device=q.device)
@@ -231,7 +231,7 @@ def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str])
 
 
 def shape_of(allowed: Tensor) -> dict[str, Any] | None:
-    """Full, causal, or a window on one side or both, whichever a mask is; None if it is something else."""
+    """Return full, causal, or a window on one side or both, whichever a mask is; None if it is something else."""
     queries, keys = allowed.shape
     widest = int(allowed.sum(1).max()) if allowed.numel() else 0
     candidates: list[dict[str, Any]] = [{"causal": False, "window": None}, {"causal": True, "window": None}]
@@ -294,7 +294,7 @@ def measure(
 
 
 def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
-    """Gaussian keys with the mean and covariance of those given."""
+    """Return Gaussian keys with the mean and covariance of those given."""
     moments = TokenMoments.of(k)
     rows = moments.factor.shape[-2]
     noise = torch.randn(*k.shape[:-1], rows, generator=generator, dtype=torch.float64).to(k.device)
@@ -318,7 +318,7 @@ _EXTREMES = {"largest_logit", "zero_sum_error", "rank_excess", "width"}
 
 
 def _row(layer: str, head: int, parts: list[dict[str, Any]]) -> HeadRow:
-    """Many sequences as one row."""
+    """Return many sequences as one row."""
     values: dict[str, Any] = {"layer": layer, "head": head, "sequences": len(parts)}
     for name in (field.name for field in fields(HeadRow)):
         if name in values:

@@ -97,7 +97,7 @@ class AuditHook:
         self.remove()
 
     def _note(self, module: nn.Module, args: Any) -> None:
-        """Remember the precision of an autocast region that a part of the model is called in."""
+        """Record the precision of an autocast region that a part of the model is called in."""
         for device in {p.device.type for p in self._model.parameters()}:
             if torch.is_autocast_enabled(device):
                 self._seen.add(torch.get_autocast_dtype(device))

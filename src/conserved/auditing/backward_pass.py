@@ -53,7 +53,7 @@ class StoredTypes:
 
     @staticmethod
     def of(points: Tensors, gradients: Tensors) -> StoredTypes:
-        """Of parameters and gradients by the same names, in the same order; the gradients are not kept."""
+        """Return the types of parameters and gradients of the same names, in order; the gradients are not kept."""
         kind = attrgetter("dtype")
         return StoredTypes(points.keys(), (*map(kind, points.values()),), (*map(kind, gradients.values()),))
 
@@ -87,7 +87,7 @@ class BackwardPass:
 
     @staticmethod
     def of(parts: ModelParts, laws: LawSet, layout: GivenLayout | None = None) -> BackwardPass:
-        """After a backward pass of a model that has these parts."""
+        """Return after a backward pass of a model that has these parts."""
         lawful, gone, trained = _lawful(parts, parameters_of(parts), laws)
         gradients: dict[str, Any] = dict(zip(trained, map(gradient_of, trained.values()), strict=True))
         wrapper = kept_with(parts.model).wrapper
@@ -166,7 +166,7 @@ _Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, nn.Parameter]]
 
 
 def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Lawful:
-    """The laws that a model keeps as it is now, and why it does not keep the others; found out once.
+    """Return the laws that a model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
@@ -210,7 +210,7 @@ def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
 def _lost(
     symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str], looked_up: dict[str, Loses]
 ) -> str:
-    """Why a law is one no longer; empty if it still is."""
+    """Return why a law is one no longer; empty if it still is."""
     for name in symmetry.parameters:
         if name not in trained:
             return f"{name} is frozen, so the other legs are not balanced against it"
@@ -244,7 +244,7 @@ def residuals_of(
     given: bool,
     replayed: bool = False,
 ) -> Residuals:
-    """Of every identity; those up to ε are made exact where the pass was watched.
+    """Return the residual of every identity; those up to ε are made exact where the pass was watched.
 
     Where the pass can be replayed, limits are those above which it is: rounding is measured then, not assumed.
     """
@@ -289,7 +289,7 @@ def _epsilon_sides(backward: BackwardPass, gauge: Gauge | None) -> dict[str, Rig
 def precision_of(
     given: torch.dtype | None, backward: BackwardPass, balance: Balance
 ) -> tuple[torch.dtype, PrecisionSource]:
-    """The coarsest precision of the pass, and how it is known."""
+    """Return the coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"
     stored = coarsest(*{*backward.types.gradients})
@@ -305,7 +305,10 @@ def _limits(
     given: bool,
     limit: Callable[[torch.dtype, NDArray[np.int64]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """The residual that rounding explains, for every symmetry: its tensors may be stored more coarsely than others."""
+    """Return the residual that rounding explains, for every symmetry.
+
+    Its tensors may be stored more coarsely than others.
+    """
     # Libraries run norms, softmax and routers in float32 inside a float64 model, and gradients do not show it.
     least = used if given else coarsest(used, torch.float32)
     plan = backward.laws.plan

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from conserved._torch_compat import tree_leaves
 
 HALF = (torch.bfloat16, torch.float16)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import children_of
 from conserved.auditing.audit_result import Audit
 from conserved.auditing.model_audit import audit
 from conserved.laws import LawSet
@@ -133,9 +134,9 @@ def _module_of(weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> nn.M
         *path, leaf = name.split(".")
         owner = root
         for part in path:
-            if part not in owner._modules:
+            if part not in children_of(owner):
                 owner.add_module(part, nn.Module())
-            owner = owner._modules[part]  # type: ignore[assignment]
+            owner = children_of(owner)[part]  # type: ignore[assignment]
         parameter = nn.Parameter(value, requires_grad=value.is_floating_point() and name in gradients)
         if name in gradients:
             parameter.grad = gradients[name].to(value.dtype)

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from conserved._torch_compat import in_backward
 from conserved.auditing.norm_calls import NormCall, listen_to_norms, over_last
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.auditing.replay import Replay
@@ -113,13 +114,13 @@ class EpsilonTerms:
 
     @contextmanager
     def watching(self) -> Iterator[EpsilonTerms]:
-        """Hooks on all norms that matter, for one step."""
+        """Hook all norms that matter, for one step."""
         with ExitStack() as undo:
             self.watch(undo)
             yield self
 
     def watch(self, undo: ExitStack) -> None:
-        """The same, to be undone by the stack."""
+        """Hook all norms that matter; the stack removes the hooks."""
         self._clear()
         if not self._laws:
             return
@@ -135,7 +136,7 @@ class EpsilonTerms:
         undo.enter_context(listen_to_norms(_Listener(guarded(self.function), running)))
 
     def sides(self, gradients: Tensors) -> dict[str, RightHandSide]:
-        """The right-hand sides that are known, by law, in units of the gradients as they are now."""
+        """Return the right-hand sides that are known, by law, in units of the gradients as they are now."""
         ratio = self._rescaled(gradients) if self._calls else None
         if ratio is None:
             return {}
@@ -191,7 +192,7 @@ class EpsilonTerms:
     def _side(
         self, forgotten: Sequence[Forgetting], sums: Mapping[Key, NDArray[np.float64]], ratio: float
     ) -> RightHandSide | None:
-        """The right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
+        """Return the right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
         if not forgotten or not all(
             self._complete(term.module) and _key(term) not in self._unknown for term in forgotten
         ):
@@ -211,7 +212,9 @@ class EpsilonTerms:
         return RightHandSide(total, spread)
 
     def _rescaled(self, gradients: Tensors) -> float | None:
-        """By how much all gradients were multiplied since the backward pass (clipping, a loss scale); None if unknown.
+        """Return by how much all gradients were multiplied since the backward pass (clipping, a loss scale).
+
+        None if unknown.
 
         None as well if they are not those of the passes that were watched.
         """
@@ -234,7 +237,9 @@ class EpsilonTerms:
         return float(np.median(ratios)) if ratios else None
 
     def _complete(self, module: str) -> bool:
-        """Whether everything that a module normalised was seen: as many calls as its program has, every time it ran.
+        """Return whether everything that a module normalised was seen.
+
+        As many calls as its program has, every time it ran.
 
         A module that did not run, because its layer was dropped, had nothing to be seen.
         """
@@ -244,13 +249,13 @@ class EpsilonTerms:
         return calls % self._counts[module] == 0 and (calls > 0 or (not self._entered[module] and bool(module)))
 
     def _counts_now(self, module: str) -> bool:
-        """Whether a norm that is called now takes part in the gradient, for the first time.
+        """Return whether a norm that is called now takes part in the gradient, for the first time.
 
         Checkpointing calls it again in the backward pass; what was called without gradients before counts then.
         """
         if not torch.is_grad_enabled() or being_followed():
             return False
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         self._forwards[module] += not backward
         return not backward or not self._forwards[module]
 
@@ -282,7 +287,7 @@ class EpsilonTerms:
         return hook
 
     def function(self, module: str, x: Tensor, out: Tensor, norm: NormCall) -> None:
-        """One of torch's norm functions was called."""
+        """Handle a call of one of torch's norm functions."""
         if module in self._counts and module not in self._written and self._counts_now(module):
             self._follow(self._number(module), x, out, norm)
 
@@ -325,7 +330,7 @@ class _Listener:
     running: list[str]
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
-        """A norm was called by the module that is running."""
+        """Handle a norm called by the module that is running."""
         self.follow(self.running[-1] if self.running else "", x, out, norm)
 
 
@@ -341,7 +346,10 @@ class _Written:
 
     @staticmethod
     def of(module: nn.Module, epsilon: float) -> _Written | None:
-        """Found out by calling a twin of it with other parameters, in float64; None if it computes something else."""
+        """Return found out by calling a twin of it with other parameters, in float64.
+
+        None if it computes something else.
+        """
         parameters = dict(module.named_parameters(recurse=False))
         sizes = {tuple(p.shape) for p in parameters.values()}
         if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
@@ -380,7 +388,7 @@ class _Written:
         return None
 
     def call(self, module: nn.Module, x: Any) -> NormCall | None:
-        """A call of the module with what it multiplies by as it is now; None if that cannot be found out."""
+        """Return a call of the module with what it multiplies by as it is now; None if that cannot be found out."""
         try:
             gain = self.gain(module, x)
             return over_last(x, 1, gain, self.row.epsilon, centred=self.row.centred)
@@ -389,7 +397,7 @@ class _Written:
             return None
 
     def gain(self, module: nn.Module, like: Tensor) -> Tensor:
-        """What the module multiplies rows by, as it is now."""
+        """Return what the module multiplies rows by, as it is now."""
         if self.parameter is None:
             return _gain_of(module.forward, self.row, like)
         result: Tensor = getattr(module, self.parameter).detach()
@@ -401,13 +409,13 @@ _SOME = 5
 
 
 def _close(actual: Tensor, expected: Tensor) -> bool:
-    """Up to what a module that computes in single precision leaves."""
+    """Return whether tensors agree up to the rounding of a module that computes in single precision."""
     return bool(((actual - expected).abs() <= 1e-4 * expected.abs() + 1e-7).all())
 
 
 @torch.no_grad()
 def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -> Tensor:
-    """What a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
+    """Return what a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
     width, kind = like.shape[-1], torch.promote_types(like.dtype, torch.float32)
     x = like.new_ones(1, width)
     x[:, : width // 2] = -1
@@ -423,7 +431,10 @@ def _key(term: Forgetting) -> Key:
 
 
 def _plain(model: nn.Module, group: RankGroup | None) -> bool:
-    """Whether hooks see what the model computes: it is not compiled, and one process or a group sees everything."""
+    """Return whether hooks see what the model computes.
+
+    It is not compiled, and one process or a group sees everything.
+    """
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
         return False
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
@@ -436,7 +447,9 @@ def _plain(model: nn.Module, group: RankGroup | None) -> bool:
 
 
 def _smallest(model: nn.Module) -> dict[str, Tensor]:
-    """A few small trained parameters, by whose gradients it is seen what happened to all of them after the pass."""
+    """Return a few small trained parameters, by whose gradients it is seen what happened to all of them after the
+    pass.
+    """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel() > 1]
     return dict(sorted(trained, key=lambda pair: pair[1].numel())[:4])
 

@@ -47,7 +47,7 @@ _CUT = 16
 
 
 def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
-    """Of broken laws that were not read off the program as a proof, those that the forward pass does not keep either.
+    """Return broken laws without a proof that the forward pass does not keep either.
 
     Parameters are moved along them, with the inputs that the laws were read off and the randomness of several seeds.
     """
@@ -66,7 +66,8 @@ def of_another_way(
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
     start: Callable[[], None],
 ) -> dict[str, tuple[str, ...]]:
-    """Of broken laws, those that the audited call does not keep: it took another way than the one they were read off.
+    """Return broken laws that the audited call does not keep, because it took another path than the one they were read
+    off.
 
     Experts that got no token then, or layers that were dropped, are no part of such a law.
 
@@ -121,14 +122,16 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _longer(broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
-    """Broken laws of tables with rows that the call the laws were read off did not reach, and that are reached now."""
+    """Return broken laws of tables with rows that the call the laws were read off did not reach, and that are reached
+    now.
+    """
     reached = {name for symmetry in broken if symmetry.family == "unused" for name in symmetry.parameters}
     text = "rows have a gradient that inputs did not reach when the laws were read off: infer them from longer inputs"
     return {symmetry.name: (text,) for symmetry in broken if reached.intersection(symmetry.parameters)}
 
 
 def lost_since(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, str]:
-    """Of laws that seem broken, those that are none any more because of what training did to a table."""
+    """Return laws that seem broken but no longer hold because of what training did to a table."""
     looked_up = tables(backward.model) if broken else {}
     return {symmetry.name: reason for symmetry in broken if (reason := lost(symmetry, looked_up))}
 

@@ -89,7 +89,7 @@ class GradientScale(PrintableResult):
         return f"<GradientScale: {self.verdict.status.value}, {self.ratio:.4g} times the loss's gradient>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | {
             "rows": [record_of(row, "direction claimed measured ratio") for row in self.rows]
         }

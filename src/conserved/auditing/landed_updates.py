@@ -37,7 +37,7 @@ class Landed:
         return self.moved / self.driven if self.driven else 1.0
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return record_of(self, "name driven moved share")
 
 
@@ -83,7 +83,7 @@ class Landing(PrintableResult):
         return str(self.verdict)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | record_of(self, "worst rows")
 
     def __repr__(self) -> str:

@@ -174,7 +174,7 @@ def least_factor(symmetry: Symmetry) -> float:
 
 
 def shows_factors(symmetry: Symmetry) -> bool:
-    """Whether an identity has several legs and enough entries to tell a wrong factor from rounding."""
+    """Return whether an identity has several legs and enough entries to tell a wrong factor from rounding."""
     return len(symmetry.legs) > 1 and symmetry.identities >= _ENTRIES
 
 
@@ -199,7 +199,7 @@ def wrong_factors(symmetries: Sequence[Symmetry], theta: Tensors, gradients: Ten
 
 
 def _factor(terms: Sequence[NDArray[np.float64]]) -> float | None:
-    """The factor on one term, or on all of one sign, that explains a sum which should be zero.
+    """Return the factor on one term, or on all of one sign, that explains a sum which should be zero.
 
     Without it the others sum to −t: the residual is (f − 1)t, and f is what the term is off by.
     """

@@ -32,7 +32,7 @@ class NormCall:
     def remainder(
         self, x: Float[Tensor, "..."], gradient: Float[Tensor, "..."], remaining_axes: Sequence[int]
     ) -> Float[Tensor, "2 ..."] | None:
-        """Σ ε/(s + ε) ⟨y, ∂L/∂y⟩ and the squares of its terms, over all rows but along some axes.
+        """Return Σ ε/(s + ε) ⟨y, ∂L/∂y⟩ and the squares of its terms, over all rows but along some axes.
 
         Args:
             x: what was normalised.
@@ -63,7 +63,7 @@ class NormListener(Protocol):
     """Who is told of norms."""
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
-        """A norm was called, in whatever model."""
+        """Handle a call of a norm, in whatever model."""
         ...
 
 
@@ -72,7 +72,7 @@ _LISTENERS = Listeners[NormListener]()
 
 @contextmanager
 def listen_to_norms(listener: NormListener) -> Iterator[None]:
-    """Within it, torch's norm functions report what they were called with."""
+    """Report the arguments of torch's norm functions to a listener."""
     _LISTENERS.begin(listener)
     try:
         for name, through in _THROUGH.items():

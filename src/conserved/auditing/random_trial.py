@@ -36,12 +36,12 @@ class Trial:
         return self.audit.ok and (self.gauge is None or self.gauge.ok)
 
     def summary(self) -> str:
-        """Both summaries."""
+        """Return both summaries."""
         lines = [] if self.gauge is None else [f"softmax gauge: {self.gauge.summary()}"]
         return "\n".join([self.audit.summary(), *lines])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.audit.record() | record_of(self, "ok gauge")
 
 

@@ -76,7 +76,7 @@ class Replicas(PrintableResult):
         return f"<Replicas: {self.verdict.status.value}, {len(self.rows)} tensors over {self.ranks} processes>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | record_of(self, "ranks rows")
 
 

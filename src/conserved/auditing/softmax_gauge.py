@@ -78,7 +78,7 @@ class GaugeRow:
         return self.residual <= self.tolerance
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return record_of(self, "name head call sequence residual tolerance ok")
 
 
@@ -229,13 +229,13 @@ class Gauge(PrintableResult):
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence, what is mostly rounding, and the layers left out."""
+        """Return the verdict with its evidence, what is mostly rounding, and the layers left out."""
         excluded = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
         precision = [f"  precision: {alarm.message}" for alarm in self.attention_precision.alarms]
         return "\n".join([str(self.verdict), *precision, *excluded])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | record_of(self, "worst rows excluded")
 
     def __repr__(self) -> str:

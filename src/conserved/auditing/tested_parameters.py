@@ -56,7 +56,7 @@ class AuditCoverage:
         return percent(self.parameters)
 
     def lines(self) -> list[str]:
-        """Sentences for a summary."""
+        """Return sentences for a summary."""
         spanned = self.counted - len(self.untested_modules)
         text = (
             f"Covers {self.percent} of trained parameters, {percent(self.directions)} of their gradients' directions "
@@ -75,7 +75,7 @@ class AuditCoverage:
         return result
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         fields = record_of(self, "parameters directions touched modules untested seen untested_modules")
         return fields | {"counted_modules": self.counted}
 
@@ -123,7 +123,7 @@ def coverage(
 
 
 def _constrained(chosen: list[Symmetry], free: Mapping[str, int]) -> dict[str, float]:
-    """Entries left untested once identities of one leg count for the directions they constrain."""
+    """Return entries left untested once identities of one leg count for the directions they constrain."""
     shares: dict[str, float] = defaultdict(float)
     for symmetry in chosen:
         if len(symmetry.legs) == 1:
@@ -168,7 +168,7 @@ def _unseen(views: frozenset[View], shape: tuple[int, ...]) -> int:
 
 
 def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """Laws without a program: the modules that own trained parameters, and the laws that move these."""
+    """Return laws without a program: the modules that own trained parameters, and the laws that move these."""
     owners: dict[str, set[str]] = {name.rpartition(".")[0]: set() for name in trained}
     for symmetry in laws:
         for name in symmetry.parameters:
@@ -177,7 +177,7 @@ def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[
 
 
 def _probed(laws: LawSet) -> frozenset[str]:
-    """Laws that the program's types do not know of."""
+    """Return laws that the program's types do not know of."""
     return frozenset(symmetry.name for symmetry in laws if symmetry.source == "probed")
 
 

@@ -38,7 +38,7 @@ def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry])
 
 
 def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, size: int) -> Iterator[Tested]:
-    """For each symmetry, the block that is furthest off."""
+    """Yield for each symmetry, the block that is furthest off."""
     width = -(-size // _BLOCKS)
     worst: dict[int, Tested] = {}
     for start in range(0, size, width):

@@ -152,7 +152,7 @@ class Check:
         return tuple(sorted(self.tests, key=lambda test: -test.worst)[:1])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         fields = record_of(self, "function inputs device precision ok conclusive verdict badge failures tests")
         fields["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
         return fields | record_of(self, "untested notes noise seconds reference errors precision_notes sensitivity")

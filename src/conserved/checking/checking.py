@@ -58,7 +58,7 @@ def check(
     arguments: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Check:
-    """Is the backward of this function right?
+    """Check whether the backward pass of a function is right, without a reference.
 
     Symmetries of the forward are found by moving the inputs; each implies an identity that one backward pass is held
     to. Then come relations every right backward obeys, and gradients along chosen directions. Nothing is compared with
@@ -98,7 +98,7 @@ def check(
 
 
 def _repeats(function: NumericalFunction) -> NumericalFunction:
-    """The function, if two calls with one seed agree; otherwise a sentence."""
+    """Return the function, if two calls with one seed agree; otherwise a sentence."""
     first, second = (function.outputs(function.values) for _ in range(2))
     for first_value, other in zip(first, second, strict=True):
         if first_value.shape != other.shape:
@@ -115,7 +115,10 @@ def _repeats(function: NumericalFunction) -> NumericalFunction:
 
 
 def _generic(function: NumericalFunction) -> NumericalFunction:
-    """The function at inputs none of which is constant: a backward that forgets a gain of one would pass otherwise."""
+    """Return the function at inputs none of which is constant.
+
+    A backward that forgets a gain of one would pass otherwise.
+    """
     values = list(function.values)
     drawn = []
     generator = torch.Generator().manual_seed(function.seed + 3)
@@ -138,7 +141,9 @@ def _generic(function: NumericalFunction) -> NumericalFunction:
 
 
 def _gradients_of(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
-    """Random output gradients, in half precision of a size that keeps the gradients away from the smallest numbers."""
+    """Return random output gradients, in half precision of a size that keeps the gradients away from the smallest
+    numbers.
+    """
     generator = torch.Generator().manual_seed(seed + 11)
     outs = function.outputs(function.values)
     gradients = []
@@ -157,7 +162,7 @@ def _gradients_of(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
 
 
 def _setting(function: NumericalFunction, gradients: tuple[Tensor, ...], seed: int, deadline: float) -> Setting:
-    """One pass of the function with its noise."""
+    """Return one pass of the function with its noise."""
     outs, grads = function.gradients(function.values, gradients)
     noise = measure_noise(function, gradients)
     return Setting(
@@ -187,7 +192,7 @@ class _Suite:
 
 
 def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suite:
-    """Identities, relations and gradients of one form, and gradients at inputs of other kinds."""
+    """Return identities, relations and gradients of one form, and gradients at inputs of other kinds."""
     function = setting.function
     scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
     setting = replace(setting, telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names))
@@ -237,7 +242,8 @@ def _by_reference(given: Setting, reference: Setting, form: FunctionForm) -> _Su
 
 
 def _to_rounding(test: Tested, unit: float) -> Tested:
-    """A failed test of the reference form, held to the rounding of the given one if it is no further off than that.
+    """Return a failed test of the reference form, held to the rounding of the given one if it is no further off than
+    that.
 
     A backward that rounds to bfloat16 on purpose does so in float64 too; in bfloat16 it is as precise as it can be.
     """
@@ -307,7 +313,7 @@ def _without_vanishing(given: Setting, tests: Sequence[Tested]) -> tuple[list[Te
 
 
 def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The output gradients that the caller gave."""
+    """Return the output gradients that the caller gave."""
     outs = function.outputs(function.values)
     if len(grad) != len(outs):
         raise UncheckableError(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
@@ -321,7 +327,7 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
 
 
 def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
-    """A gradient that arrives is finite; one that does not arrive is not needed."""
+    """Return a gradient that arrives is finite; one that does not arrive is not needed."""
     tests: list[Tested] = []
     untested: dict[str, list[str]] = {}
     for index, name in enumerate(setting.function.names):
@@ -381,7 +387,7 @@ def _place_of(grad: Tensor) -> str:
 
 
 def _overwrites(setting: Setting) -> list[str]:
-    """A note if the backward writes into the output gradient it is given, which others may still need."""
+    """Return a note if the backward writes into the output gradient it is given, which others may still need."""
     function = setting.function
     copies = [gradient.clone() for gradient in setting.gradients]
     with torch.enable_grad():

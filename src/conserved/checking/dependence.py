@@ -46,7 +46,7 @@ def part_of(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
 
 
 def changed(setting: Setting, index: int, axis: int, start: int, stop: int) -> Values | None:
-    """The outputs after the entries of one input from `start` to `stop` have been replaced."""
+    """Return the outputs after the entries of one input from `start` to `stop` have been replaced."""
     values = [value.detach().clone() for value in setting.function.values]
     part = values[index].narrow(axis, start, stop - start)
     # Smaller and of the same sign: logarithms of decays must stay negative, and probabilities below one. Neighbouring
@@ -65,7 +65,9 @@ def changed(setting: Setting, index: int, axis: int, start: int, stop: int) -> V
 
 
 def untouched(setting: Setting, left: Tensor, right: Tensor) -> bool:
-    """Whether a part of an output is the same bit by bit, or, of a function that never repeats itself, nearly so."""
+    """Return whether a part of an output is the same bit by bit, or, of a function that never repeats itself, nearly
+    so.
+    """
     return torch.equal(left, right) or (not setting.repeats and same(setting, left, right))
 
 
@@ -80,7 +82,7 @@ def same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None
 
 
 def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
-    """Axes of the outputs along which the function takes parts apart, each with a few places to cut."""
+    """Return axes of the outputs along which the function takes parts apart, each with a few places to cut."""
     result: list[Cut] = []
     first = setting.outs[0]
     for axis in range(first.ndim):

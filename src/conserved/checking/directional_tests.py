@@ -107,7 +107,10 @@ def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Te
 
 
 def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> list[Tested]:
-    """Which tiles of a wrong gradient are wrong: along every long axis, the derivative along each tile by itself."""
+    """Return which tiles of a wrong gradient are wrong.
+
+    Along every long axis, the derivative along each tile by itself.
+    """
     name, shape = setting.function.names[index], setting.function.values[index].shape
     value = wide(setting.function.values[index])
     generator = torch.Generator(value.device).manual_seed(setting.seed + 7)
@@ -248,7 +251,10 @@ def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precisi
 
 
 def _smallest(direction: _Direction, gap: DerivativeGap) -> float:
-    """The relative error, spread over all entries, that would have failed; a direction of a block says nothing."""
+    """Return the relative error, spread over all entries, that would have failed.
+
+    A direction of a block says nothing.
+    """
     if direction.where != "everywhere":
         return float("inf")
     size = abs(gap.expected) if direction.aligned or direction.matched else gap.size

@@ -164,7 +164,7 @@ def _instability(
 def agreement_tests(
     given: Setting, form: FunctionForm, values: Sequence[Tensor], gradients: Sequence[Tensor], *, at: str = ""
 ) -> Iterator[Tested]:
-    """A test for each input whether the given form has the reference form's gradient.
+    """Yield a test for each input whether the given form has the reference form's gradient.
 
     At the inputs that were given it is compared by entry and by block. At others (`at` says which) only as a whole:
     where a function is saturated, rounding sits in few entries and their deviation is not known.

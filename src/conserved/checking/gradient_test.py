@@ -64,7 +64,7 @@ class Tested:
         return status(self.worst, 1.0, tested=True, nearly=False) is Status.VERIFIED
 
     def record(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         fields = record_of(self, "gradients method what ok residual limit worst sees_factor smallest where meaning")
         return fields | {name: None for name in ("worst", "smallest") if not getattr(self, name) < float("inf")}
 
@@ -113,7 +113,9 @@ class Gap:
 
 
 def gap_between(got: Tensor, expected: Tensor, deviation: Tensor, unit: float, floor: float = 0.0) -> Gap:
-    """The gap between a gradient and what it should be, against the noise of its rows and the rounding of its size."""
+    """Return the gap between a gradient and what it should be, against the noise of its rows and the rounding of its
+    size.
+    """
     right = wide(expected)
     size = by_row(right.square()).sqrt()
     limit = NOISE * deviation + ROUNDING * unit * (size + right.abs()) + floor

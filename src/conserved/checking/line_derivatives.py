@@ -212,7 +212,8 @@ def _moves(line: Line) -> list[bool]:
 
 
 def _representable(value: Tensor, along: Tensor, step: float) -> Tensor:
-    """A direction whose steps are whole spacings of half precision, so that far points are twice as far as near ones.
+    """Return a direction whose steps are whole spacings of half precision, so that far points are twice as far as near
+    ones.
 
     Otherwise the two distances differ by rounding of the inputs, which looks like truncation.
     """
@@ -299,7 +300,9 @@ def derivative_gap(
 
 
 def matched_derivatives(line: Line, outs: Sequence[Tensor], *, relative: bool) -> tuple[list[Tensor], float]:
-    """Output gradients along J u itself, in which its derivative is largest against noise; and the bias of doing so.
+    """Return output gradients along J u itself, in which its derivative is largest against noise.
+
+    And the bias of doing so.
 
     The derivative of ⟨v, f⟩ is then a sum of squares, to which output noise adds with random signs: it is known √n
     times better than along a random v. The far difference is taken, whose noise is not that of the near one; the part

@@ -42,7 +42,7 @@ class CheckSensitivity:
         return f"an error below {percent(self.share)} of d{name}{row} would not have been seen"
 
     def record(self) -> dict[str, Any]:
-        """Plain data; sizes that are not known are None."""
+        """Return plain data; sizes that are not known are None."""
         finite = {name: value if math.isfinite(value) else None for name, value in record_of(self, "share row").items()}
         return finite | {"rows": self.rows}
 
@@ -51,7 +51,7 @@ class CheckSensitivity:
 
 
 def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> CheckSensitivity:
-    """Combine the tests of one gradient.
+    """Return combine the tests of one gradient.
 
     Args:
         name: the name of the input.

@@ -142,7 +142,10 @@ class LegSum:
 
 
 def _sums(symmetry: Symmetry, layout: ModelLayout, groups: Sequence[RankGroup]) -> dict[int, tuple[RankGroup, ...]]:
-    """By place of a leg that is cut, the groups its sums are added up over; none for a law of this process alone."""
+    """Return by place of a leg that is cut, the groups its sums are added up over.
+
+    None for a law of this process alone.
+    """
     over: dict[int, list[RankGroup]] = {}
     for group in groups:
         roles = [_role(symmetry.kind, leg, layout[leg.view.parameter], group) for leg in symmetry.legs]

@@ -96,7 +96,7 @@ def stage_ranks() -> tuple[int, ...]:
 
 
 def is_shared_with_stages(parameter: Tensor) -> bool:
-    """Whether a parameter is the table that the first and the last stage of a pipeline share."""
+    """Return whether a parameter is the table that the first and the last stage of a pipeline share."""
     marked = getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False)
     return bool(marked) and bool(stage_ranks())
 
@@ -182,7 +182,7 @@ def _parameter_layout(
 
 
 def _owners(model: nn.Module) -> dict[int, ParameterOwner]:
-    """By identity of a parameter, what the module that owns it says about it."""
+    """Return by identity of a parameter, what the module that owns it says about it."""
     owners: dict[int, ParameterOwner] = {}
     for module in model.modules():
         handle, expert = vars(module).get("tp_group"), bool(vars(module).get("is_expert", False))

@@ -86,7 +86,10 @@ class Scales:
         )
 
     def no_finer_than(self, other: Scales) -> Scales:
-        """The same scales with whichever rounding is coarser: laws are computed in the precision watching began in."""
+        """Return the same scales with whichever rounding is coarser.
+
+        Laws are computed in the precision watching began in.
+        """
         return replace(
             self,
             rounding=torch.maximum(self.rounding, other.rounding),
@@ -108,7 +111,7 @@ def _denominators(stack: LawStack, reference: Reference, name: str) -> Tensor:
 
 
 def start_account(account: StepAccount) -> Running:
-    """Watching starts here."""
+    """Return watching starts here."""
     return Running(
         reference=account.law.clone(),
         previous=account.law.clone(),
@@ -129,7 +132,7 @@ def close_step(
     unclipped: Tensor | None,
     gradient_norm: Tensor | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One step: the numbers of every law, by field and by cause; `running` moves on."""
+    """Return one step: the numbers of every law, by field and by cause; `running` moves on."""
     first = _first_order(scales, account, unclipped)
     observed = account.law - running.previous
     explained = sum(first.values(), account.second)
@@ -189,7 +192,7 @@ def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None)
 
 
 def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded: Tensor, rate: Tensor) -> None:
-    """The step becomes part of the sums of a run."""
+    """Add the step to the sums of a run."""
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()
@@ -200,12 +203,12 @@ def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded:
 
 
 def _ratio(value: Tensor, limit: Tensor) -> Tensor:
-    """value / limit, and 0 where the value is 0, whatever the limit."""
+    """Return value / limit, and 0 where the value is 0, whatever the limit."""
     return (value / limit).masked_fill_(value == 0, 0.0)
 
 
 def equation_10(stack: LawStack, scales: Scales, drift: Float[Tensor, "laws numbers"]) -> Float[Tensor, " laws"]:
-    """‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, averaged over the laws h_i of each row."""
+    """Return ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, averaged over the laws h_i of each row."""
     if stack.kind.together:
         change = (scales.multiplicities * drift.square()).sum(-1, keepdim=True).sqrt()
     else:

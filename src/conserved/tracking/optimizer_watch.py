@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.boundary import Boundary
 from conserved.errors import ConservedError
 from conserved.symmetry import Tensors
@@ -95,13 +96,16 @@ class OptimizerWatch:
         self._find_places()
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step. One hook of the monitor tells this: hooks cannot be added within a step."""
+        """Handle an optimizer that is about to step.
+
+        The monitor's hook calls this: hooks cannot be added within a step.
+        """
         for watched in self._watched:
             if watched.optimizer is optimizer:
                 self._start(watched)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Handle an optimizer that has stepped."""
         for watched in self._watched:
             if watched.optimizer is optimizer:
                 self._end(watched, optimizer)
@@ -122,12 +126,12 @@ class OptimizerWatch:
         return any(watched.steps for watched in self._watched)
 
     def copied_bytes(self) -> int:
-        """Memory that rules ask for to hold parameters from before a step."""
+        """Return memory that rules ask for to hold parameters from before a step."""
         names = [name for name in self._theta if name in self._place and self._keeps(name)]
         return sum(self._theta[name].numel() * self._theta[name].element_size() for name in names)
 
     def sums_of(self, name: str) -> GroupSums:
-        """The sums of the group a parameter is in."""
+        """Return the sums of the group a parameter is in."""
         watched, group = self._place[name]
         return watched.sums[group]
 
@@ -172,7 +176,7 @@ class OptimizerWatch:
 
     def _is_written(self, name: str, version: int) -> bool:
         gradient = self._theta[name].grad
-        return gradient is not None and gradient._version != version
+        return gradient is not None and version_of(gradient) != version
 
     def clear(self) -> None:
         """Forget the last step."""
@@ -197,7 +201,7 @@ class OptimizerWatch:
         return [*map(expansions.__getitem__, names)]
 
     def unclipped(self, names: Sequence[str]) -> list[Expansion]:
-        """Parameters that have not moved, and their gradients as they are now."""
+        """Return parameters that have not moved, and their gradients as they are now."""
         return [self._unclipped(name) for name in names]
 
     def _unclipped(self, name: str) -> Expansion:
@@ -264,7 +268,7 @@ class OptimizerWatch:
         *,
         causes: bool,
     ) -> list[Expansion]:
-        """Steps of parameters of one group with one step count, and what the rule made for each."""
+        """Return steps of parameters of one group with one step count, and what the rule made for each."""
         if not watched.rule.uniform or watched.skipped is not None:
             each = zip(steps, made, strict=True)
             return [self._expansion(watched, replace(step, made=own), causes=causes)[0] for step, own in each]
@@ -282,7 +286,7 @@ class OptimizerWatch:
         return expansion.of_others([*zip(*columns, strict=True)])
 
     def _expansion(self, watched: _Watched, step: ParameterStep, *, causes: bool) -> tuple[Expansion, tuple[str, ...]]:
-        """The step of one parameter, and what its tensors are to it where the rule is that of all in a group."""
+        """Return the step of one parameter, and what its tensors are to it where the rule is that of all in a group."""
         parameter, update = step.parameter, watched.rule.update(step)
         if watched.skipped is not None:
             return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes), ()
@@ -299,7 +303,10 @@ class OptimizerWatch:
         return [self._count(watched, name) for name in names]
 
     def _count(self, watched: _Watched, name: str) -> float | None:
-        """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
+        """Return the number of steps, read from the device once.
+
+        A scaler that skips steps leaves no way to follow it.
+        """
         count = watched.optimizer.state[self._theta[name]].get("step")
         if isinstance(count, int | float):
             return count
@@ -333,7 +340,7 @@ class OptimizerWatch:
                         self._place[name] = (watched, number)
 
     def _notice_conversion(self) -> None:
-        """Parameters whose type has changed since the last step, before their optimizer trips over it."""
+        """Detect parameters whose type has changed since the last step, before their optimizer fails on them."""
         changed = [name for name in self._place if self._theta[name].dtype != self._types[name]]
         for name in changed:
             watched = self._place[name][0]
@@ -355,7 +362,7 @@ class OptimizerWatch:
             self._converted(changed)
 
     def _start(self, watched: _Watched) -> None:
-        """A step is about to be made."""
+        """Prepare for a step."""
         if watched.depth and _running(watched.optimizer) <= 1:
             # The last step ended with an exception, and nothing was told of its end.
             watched.depth = 0
@@ -371,7 +378,7 @@ class OptimizerWatch:
                 self._copies[name] = self._theta[name].detach().clone()
 
     def _end(self, watched: _Watched, optimizer: Optimizer) -> None:
-        """A step was made: remember what with."""
+        """Record what a step was made with."""
         watched.depth -= 1
         if watched.depth > 0:
             return
@@ -392,7 +399,7 @@ class OptimizerWatch:
         for name in watched.moved & watched.counts.keys():
             watched.counts[name] += 1
         gradients = {name: self._theta[name].grad for name in watched.moved} if self._sampled() else {}
-        watched.versions = {name: g._version for name, g in gradients.items() if g is not None}
+        watched.versions = {name: version_of(g) for name, g in gradients.items() if g is not None}
         for sums, group in zip(watched.sums, watched.groups, strict=True):
             lr = group["lr"]
             sums.time = sums.time + lr
@@ -404,7 +411,7 @@ class OptimizerWatch:
 
 
 def _running(optimizer: Optimizer) -> int:
-    """How many `step` methods of an optimizer are on the stack, by the frames of the wrapper that calls hooks."""
+    """Return how many `step` methods of an optimizer are on the stack, by frames of the wrapper that calls hooks."""
     count, frame = 0, sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller

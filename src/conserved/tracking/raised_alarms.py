@@ -12,7 +12,7 @@ from conserved.tracking.run_audits import Audits
 
 LOGGER = logging.getLogger("conserved")
 
-_ACCOUNT = ("residual", "leak")
+ACCOUNT = ("residual", "leak")
 """Alarms of the account, which a wrong gradient explains."""
 
 
@@ -20,7 +20,7 @@ class RaisedAlarms:
     """What a run has raised so far, grouped; those of audits wait here for the record of their step."""
 
     def __init__(self, *, logs: bool) -> None:
-        """`logs`: whether this process is the one that tells of them."""
+        """Create an empty collection; `logs` says whether this process logs alarms."""
         self._logs = logs
         self._groups = AlarmGroups()
         self._waiting: list[Alarm] = []
@@ -37,7 +37,7 @@ class RaisedAlarms:
             self.add(alarm)
 
     def until(self, step: int) -> tuple[Alarm, ...]:
-        """Those raised at once for steps up to this one, for its record; each is given once."""
+        """Return those raised at once for steps up to this one, for its record; each is given once."""
         due = tuple(alarm for alarm in self._waiting if alarm.step <= step)
         self._waiting = [alarm for alarm in self._waiting if alarm.step > step]
         return due
@@ -48,8 +48,11 @@ class RaisedAlarms:
             LOGGER.warning("%s", alarm)
 
     def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
-        """An alarm of the account with its cause, as an audit of its step names it; else the next step gets one."""
-        if alarm.code not in _ACCOUNT:
+        """Return an alarm of the account with its cause, as an audit of its step names it.
+
+        Else the next step gets one.
+        """
+        if alarm.code not in ACCOUNT:
             return alarm
         return replace(alarm, message=f"{alarm.message} {self._cause(alarm, audits)}")
 
@@ -60,7 +63,7 @@ class RaisedAlarms:
         were clipped by value, the loss has a penalty on the weights, or the model took another way in this pass.
         """
         last, entry = audits.last, audits.series[-1] if audits.series else None
-        if alarm.code not in _ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
+        if alarm.code not in ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
             return ""
         if alarm.code == "residual" and entry.step != alarm.step:
             return ""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import children_of
 from conserved.alarm import Alarm
 from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit, Gauge, audit
@@ -86,7 +87,7 @@ class AuditEntry:
     """The largest predicted rounding errors of dQ and dK of attention, where it runs in half precision."""
 
     def readings(self) -> dict[str, float]:
-        """Named numbers for a dashboard."""
+        """Return named numbers for a dashboard."""
         result = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}
         result |= {f"audit/of_rounding/{family}": value for family, value in self.families.items()}
         result |= {f"audit/{name}": value for name, value in self.rounding.items()}
@@ -212,7 +213,7 @@ class Audits:
         self._armed = None
 
     def forget(self) -> None:
-        """Nothing used the gradients of the passes so far: what was seen of them does not belong to the next step."""
+        """Discard what was seen of passes whose gradients nothing used."""
         self.passes = 0
         self._pass.clear()
         if self._armed is not None:
@@ -326,7 +327,10 @@ class Audits:
         LOGGER.warning("conserved: step %d: gradients were replaced by those of the same pass run again.", step)
 
     def _replayable(self) -> bool:
-        """Whether the recorded pass can be run again; where parameters are sharded, on all processes or on none."""
+        """Return whether the recorded pass can be run again.
+
+        Where parameters are sharded, on all processes or on none.
+        """
         able = not self._pass.obstacle
         if not self._pass.together or not dist.is_initialized() or dist.get_world_size() == 1:
             return able
@@ -335,12 +339,15 @@ class Audits:
         return agreement is not None and bool(agreement.reduce("replay", int(able), min))
 
     def _compares(self, now: float) -> bool:
-        """Whether this audit compares gradients with the reference form: the first does, then as the budget allows."""
+        """Return whether this audit compares gradients with the reference form.
+
+        The first does, then as the budget allows.
+        """
         # Sharded gradients are not compared: every process has pieces of rows.
         return self._compare and self.every is not None and now >= self._next_comparison and not self._pass.together
 
     def _note_comparison(self, audit: Audit, step: int, began: float) -> None:
-        """Remember when gradients were compared with reference form, and when they may be again."""
+        """Record when gradients were compared with reference form, and when they may be again."""
         if audit.comparison is None:
             return
         now = time.perf_counter()
@@ -412,7 +419,7 @@ def changes_all_gradients(result: Audit) -> bool:
 
 def _compiled(model: nn.Module) -> bool:
     """Return whether a part of a model is compiled, in place or by a module around it."""
-    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
+    return any(m._compiled_call_impl is not None or "_orig_mod" in children_of(m) for m in model.modules())
 
 
 def _of_another_pass(audit: Audit) -> bool:
@@ -519,7 +526,10 @@ def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
 
 
 def _by_code(audit: Audit) -> dict[str, list[Row]]:
-    """Broken identities by the kind of alarm they raise: "hardware" where the same pass does not leave them again."""
+    """Return broken identities by the kind of alarm they raise.
+
+    "hardware" where the same pass does not leave them again.
+    """
     codes: dict[str, list[Row]] = {}
     for row in audit.failures:
         diagnosis = audit.diagnoses.get(row.name)
@@ -529,7 +539,7 @@ def _by_code(audit: Audit) -> dict[str, list[Row]]:
 
 
 def _needs_others(model: nn.Module, laws: LawSet) -> str:
-    """Why one process cannot run a pass of a model alone; empty if it can.
+    """Return why one process cannot run a pass of a model alone; empty if it can.
 
     A pass that waits for other processes, which do not run it again, would wait for ever.
     """
@@ -552,7 +562,7 @@ def _without_data_parallel(model: nn.Module) -> nn.Module:
 
 
 def _connected(rows: Sequence[Row]) -> list[list[Row]]:
-    """Broken identities in groups that have a family or a parameter in common, worst first."""
+    """Return broken identities in groups that have a family or a parameter in common, worst first."""
     groups = connected_groups(rows, lambda row: {f"family {row.family}", *row.parameters})
     return [sorted(members, key=lambda row: -row.excess) for members in groups]
 

@@ -38,7 +38,7 @@ class RunPanel:
 
 
 def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[RunPanel]:
-    """What is worth drawing of a run."""
+    """Return what is worth drawing of a run."""
     drift: dict[str, list[tuple[int, float]]] = {}
     causes: dict[str, list[tuple[int, float]]] = {}
     loss: list[tuple[int, float]] = []
@@ -67,7 +67,10 @@ def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[
 def draw(
     records: Sequence[StepRecord], audits: Sequence[AuditEntry], alarms: Sequence[Alarm], path: str | Path | None
 ) -> Any:
-    """A figure that notebooks show, or the path it was written to: a page that needs no network, or a picture."""
+    """Return a figure that notebooks show, or the path it was written to.
+
+    A page that needs no network, or a picture.
+    """
     if path is None:
         return _drawn(panels(records, audits), alarms)
     path = Path(path)

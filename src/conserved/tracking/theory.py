@@ -78,7 +78,7 @@ Momenta = Mapping[str, tuple[Tensor, Tensor]]
 def drift_bounds(
     ledger: Ledger, running: list[Running], watch: OptimizerWatch, impostors: Collection[str]
 ) -> list[DriftBound]:
-    """Equation (9) for every law, in the order of the laws."""
+    """Return equation (9) for every law, in the order of the laws."""
     bounds: dict[int, DriftBound] = {}
     for stack, account in zip(ledger.stacks, running, strict=True):
         observed = (account.previous - account.reference).abs().amax(-1).tolist()
@@ -144,7 +144,7 @@ def momenta(
 
 
 def angular_momenta(laws: LawSet, start: Momenta, now: Momenta, watch: OptimizerWatch) -> list[AngularMomentum]:
-    """Every angular momentum against what A_k = A_0 Π m_i makes of its start; a run begins with none."""
+    """Return every angular momentum against what A_k = A_0 Π m_i makes of its start; a run begins with none."""
     norm = torch.linalg.vector_norm
     result = []
     for name, (value, size) in now.items():

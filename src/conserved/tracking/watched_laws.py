@@ -34,7 +34,7 @@ class Selection:
     def of(
         model: nn.Module, optimizers: Sequence[Optimizer], laws: LawSet, where: Where | None, *, with_impostors: bool
     ) -> Selection:
-        """Laws that `where` selects and all of whose parameters some optimizer steps."""
+        """Return laws that `where` selects and all of whose parameters some optimizer steps."""
         held = {
             id(parameter)
             for optimizer in optimizers

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.finding import StepFinding, name_tensors
@@ -119,6 +120,8 @@ class OutsideWrites(StepIdentity):
         self._forward: list[int] | None = None
         """Versions of weights when a forward pass began."""
         self._in_forward = False
+        self._constrained = False
+        """Whether the program clamps, norms or averages its weights after steps."""
         self._marked: list[Tensor] = []
         self._marks: list[int] = []
         """Some weights of every group, and their versions after the last step."""
@@ -134,14 +137,14 @@ class OutsideWrites(StepIdentity):
         self._slow = (weights, [_some(p).clone() for p in weights])
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
-        self._forward = None if self._sample is None else [p._version for p in self._sample.tensors]
+        self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         if self._sample is not None and self._forward is not None:
-            self._in_forward |= self._forward != [p._version for p in self._sample.tensors]
+            self._in_forward |= self._forward != [version_of(p) for p in self._sample.tensors]
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        if self._sample is None and self._marks != [p._version for p in self._marked]:
+        if self._sample is None and self._marks != [version_of(p) for p in self._marked]:
             # Written to in a step that was not looked at: slow weights are not where they were.
             self._unseen, self._slow = True, None
         self._compare(step)
@@ -162,7 +165,7 @@ class OutsideWrites(StepIdentity):
         # Several optimizers may step one after the other: the last one counts.
         self.restart()
         self._marked = [p for group in optimizer.param_groups for p in group["params"][:_MARKED]]
-        self._marks = [p._version for p in self._marked]
+        self._marks = [version_of(p) for p in self._marked]
         if step.thorough:
             self._remember(step)
             self._remember_buffers(step)
@@ -171,7 +174,7 @@ class OutsideWrites(StepIdentity):
         """Look at buffers: those that never change, and the counts of running statistics."""
         for name, (buffer, old, version) in self._buffers.items():
             same = bool(_checksum(buffer) == old)
-            silent = not same and buffer._version == version and self._constant.get(name, 0) >= _CONSTANT
+            silent = not same and version_of(buffer) == version and self._constant.get(name, 0) >= _CONSTANT
             self._constant[name] = self._constant.get(name, 0) + 1 if same else 0
             if silent:
                 step.report(
@@ -230,6 +233,8 @@ class OutsideWrites(StepIdentity):
         factors = [change.factor(i) for i in change.written]
         if any(factor is None for factor in factors):
             return False
+        if any(factor is not None and factor > 1 for factor in factors):
+            return True
         decays = {
             id(p): group.get("weight_decay", 0)
             for optimizer in step.optimizers
@@ -259,16 +264,18 @@ class OutsideWrites(StepIdentity):
             for name, b in step.model.named_buffers()
             if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not is_shared(b)
         }
-        self._buffers = {name: (b, _checksum(b), b._version) for name, b in buffers.items()}
+        self._buffers = {name: (b, _checksum(b), version_of(b)) for name, b in buffers.items()}
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
-        step.rewritten |= self._habit
-        if self._habit and self._marks != [p._version for p in self._marked]:
+        moved = self._marks != [version_of(p) for p in self._marked]
+        if self._habit or self._constrained:
+            step.rewritten = True
+        if self._habit and moved:
             step.slowed = step.number
         if self._sample is None or self._habit:
             return
-        if step.number <= _FIRST or self._versions != [p._version for p in self._sample.tensors]:
+        if step.number <= _FIRST or self._versions != [version_of(p) for p in self._sample.tensors]:
             self._compare(step, ends=False)
             if step.thorough:
                 self._remember(step)
@@ -296,14 +303,14 @@ class OutsideWrites(StepIdentity):
         self._sample = EntrySample.of(tensors, step.number)
         self._after = self._sample.read()
         self._fast = None if self._slow is None else torch.cat([_some(p) for p in self._slow[0]]).double()
-        self._versions = [p._version for p in tensors]
+        self._versions = [version_of(p) for p in tensors]
         allowance = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
         for offset in range(len(pairs)):
             name, p = pairs[(self._turn + offset) % len(pairs)]
             if allowance < local(p).numel() and offset:
                 break
             allowance -= local(p).numel()
-            self._sums.append((name, p, _checksum(p), p._version))
+            self._sums.append((name, p, _checksum(p), version_of(p)))
         self._turn = (self._turn + len(self._sums)) % len(pairs)
 
     def _compare(self, step: TrainingStep, *, ends: bool = True) -> None:
@@ -326,7 +333,7 @@ class OutsideWrites(StepIdentity):
         allowed = spacings * eps * sample.largest(after)
         change = sample.largest(now - after)
         # In-place operations count up a tensor's version; what leaves it alone is not an operation of the loop.
-        silent = [(name, p, old) for name, p, old, version in sums if p._version == version]
+        silent = [(name, p, old) for name, p, old, version in sums if version_of(p) == version]
         flipped = torch.stack([_checksum(p) != old for _, p, old in silent]).to(now.device) if silent else now[:0] > 0
         checked = [name for name, _, _ in silent]
         numbers = torch.cat((change, allowed, flipped.double()))
@@ -359,13 +366,16 @@ class OutsideWrites(StepIdentity):
         frozen = [i for i in written if not trained[i]]
         own = any(trained[i] for i in written)
         # In coarse precision much of what a program writes is within the spacing.
-        touched = any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True))
-        step.rewritten |= touched
+        coarse = any(torch.finfo(kind).eps > _COARSE for kind in self._kinds)
+        touched = own or (coarse and any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True)))
+        if touched:
+            step.rewritten = bool(step.rewritten)
         if own and not free:
+            self._constrained = True
             self._remark(step, "clamped or normalised")
         slow = self._moves_to_slow_weights() if own else False
         if slow:
-            step.slowed, self._unseen = sample.number, True
+            step.slowed, self._unseen, self._constrained = sample.number, True, True
             self._remark(step, "moved towards slow weights")
         held, self._held = self._held, None
         before = held is not None and sample.number > (held.step or 0)

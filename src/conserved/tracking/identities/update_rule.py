@@ -143,7 +143,10 @@ class UpdateRule(StepIdentity):
     def _look_at_coarse(
         self, step: TrainingStep, number: int, group: tuple[int, int], rows: Sequence[tuple[list[float], str]]
     ) -> Iterator[StepFinding]:
-        """Remark that most updates are below the spacing of the weights; yield a finding if nothing lands at all."""
+        """Yield remark that most updates are below the spacing of the weights.
+
+        Yield a finding if nothing lands at all.
+        """
         asked = sum(row[6] for row, _ in rows)
         share = sum(row[5] for row, _ in rows) / asked if asked else 1.0
         if share < _LANDED:
