@@ -183,6 +183,7 @@ class Monitor(RunResults):
         self._waiting: tuple[Alarm, ...] = ()
         """Alarms of an audit about gradients that the loop may change on purpose, until the next audit."""
         self._changes_gradients = False
+        """Whether the loop changes gradients between `backward()` and `step()`."""
         self._held: list[Alarm] = []
         """Alarms of audits, until `step` knows the loss that the gradients are of."""
         self._looked = False
@@ -463,6 +464,7 @@ class Monitor(RunResults):
         alarms = tuple(alarms_of(found, step))
         if found.clipped is not None:
             self._clip = found.clipped
+            self._records.explain(step, later=True)
         elif alarms and self._clip is not None and _largest_repeats(self.model):
             # Gradients of this step are clipped too, though in too few entries to be seen by themselves.
             self._steps.foreign = True
@@ -594,8 +596,11 @@ class Monitor(RunResults):
             self._identities = None
         if self._identities is not None:
             self._identities.step.number = self.count
-            # A step whose weights were written to besides cannot be split by cause.
-            self._steps.foreign |= self._identities.after_step()
+            rewritten = self._identities.after_step()
+            if rewritten is not None:
+                # What the account leaves over in such a step has its reason; the identity reports it if need be.
+                self._records.explain(self.count)
+                self._steps.foreign |= rewritten
             self._records.raise_at_once(self._identities.take_alarms())
         self._records.raise_at_once(held)
         if self._first is not None:

@@ -142,8 +142,12 @@ class StepIdentities:
             self._under_way.pop(id(optimizer), None)
             self._ask("after_optimizer", optimizer)
 
-    def after_step(self) -> bool:
-        """The loop has told the monitor of its step; return whether something else wrote to weights in it."""
+    def after_step(self) -> bool | None:
+        """The loop has told the monitor of its step.
+
+        Returns:
+            Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written.
+        """
         self._ask("after_step")
         self.step.receive()
         rewritten = self.step.rewritten
@@ -151,7 +155,7 @@ class StepIdentities:
             self._boundary.remark(*self.step.remarks.pop())
         self._earned = (self._spent() if self.step.number <= FIRST else self._earned) + self._allowance()
         self.step.number += 1
-        self.step.passes, self.spoiled, self.step.rewritten = 0, False, False
+        self.step.passes, self.spoiled, self.step.rewritten = 0, False, None
         self.step.inputs, self.step.differentiable, self.step.batches, self.step.shapes = (), False, [], set()
         self.step.call_sites, self.step.arguments = [], ((), {})
         self._under_way.clear()
@@ -165,7 +169,9 @@ class StepIdentities:
     def take_alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms of what was found since the last call."""
         findings, self.step.findings = self.step.findings, []
-        return tuple(finding.alarm(self.step.rank) for finding in findings)
+        # Two identities may see one defect.
+        distinct = {(one.code, one.tensor, one.step, one.ranks): one for one in reversed(findings)}
+        return tuple(finding.alarm(self.step.rank) for finding in reversed(distinct.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return fingerprints of what a resume has to restore."""

@@ -63,8 +63,8 @@ class TrainingStep:
     """Whether tensors of other optimizers have gradients in which used ones still are, as in loops that take turns."""
     slowed: int = -1
     """The last step after which the loop went back to slow weights, as Lookahead does."""
-    rewritten: bool = False
-    """Whether something else than an optimizer wrote to weights since the last step."""
+    rewritten: bool | None = None
+    """Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written."""
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
