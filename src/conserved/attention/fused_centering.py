@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
+from conserved._torch_compat import dispatch_modes, in_function_transform
 from conserved.attention.sampled_rows import SampledPositions
 
 WIDEST = 256
@@ -36,7 +36,7 @@ def kernels_apply(*tensors: Tensor) -> bool:
         ENABLED
         and not torch.compiler.is_compiling()
         and all(_readable(tensor) and tensor.shape[-1] == first.shape[-1] for tensor in tensors)
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not in_function_transform()
         and not dispatch_modes()
         and _can_compile(first)
     )

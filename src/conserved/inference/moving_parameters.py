@@ -68,7 +68,9 @@ def runs(
     return run
 
 
-def moved(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0) -> Moved:
+def move_parameters(
+    run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0
+) -> Moved:
     """Move parameters along symmetries, one after the other, and compare outputs with those before."""
     generator = torch.Generator().manual_seed(seed)
     start = {name: whole(value.detach()) for name, value in parameters.items()}

@@ -28,7 +28,7 @@ _FEW = 16
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """In double precision, where comparing adds no error of its own."""
+    """Return a tensor in double precision, where comparing adds no error of its own."""
     return tensor.detach().double()
 
 
@@ -45,7 +45,7 @@ def by_row(square: Tensor) -> Tensor:
 
 
 def rms(tensor: Tensor) -> float:
-    """Root of the mean square."""
+    """Return the root mean square."""
     return float(wide(tensor).square().mean().sqrt()) if tensor.numel() else 0.0
 
 
@@ -62,7 +62,7 @@ class FunctionNoise:
 
 
 def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor]]:
-    """Five points on a line through `values`, each entry moved by a share of itself."""
+    """Return five points on a line through `values`, each entry moved by a share of itself."""
     generator = torch.Generator(values[0].device).manual_seed(seed)
     points: list[list[Tensor]] = [[] for _ in _STENCIL]
     for value in values:
@@ -174,7 +174,7 @@ def _output_deviation(points: Sequence[Tensor], precision: torch.dtype) -> Tenso
 
 
 def noise_of(points: Sequence[Tensor]) -> Tensor:
-    """One sample of the noise of each entry, from five points on a line."""
+    """Return one sample of the noise of each entry, from five points on a line."""
     total = torch.zeros_like(points[0])
     for weight, point in zip(_STENCIL, points, strict=True):
         total += weight * point

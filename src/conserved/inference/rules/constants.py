@@ -93,13 +93,13 @@ def _zeros(s: Step) -> Known:
     "signbit",
 )
 def constant(s: Step) -> Known | list[Known]:
-    """Nothing that moves comes out: what is made, drawn, compared or counted."""
+    """Type an operation whose result does not move: it creates, draws, compares or counts."""
     result: list[Known] = [FIXED] * max(1, len(s.operation.results))
     return result
 
 
 @rule("eq", "ne", "lt", "le", "gt", "ge")
-def _compared(s: Step) -> Known:
+def _compare(s: Step) -> Known:
     """Return which side of a threshold a value is on depends on its scale, unless the threshold is zero."""
     left, right = s.arg(0), s.arg(1)
     for value, other in ((left, right), (right, left)):
@@ -128,6 +128,6 @@ def _dropout(s: Step) -> Any:
 
 @rule("detach", "detach_")
 def _detach(s: Step) -> Known:
-    """No gradient flows through: the identity holds only for motions that leave the value alone."""
+    """Type a detach: no gradient passes, so the identity holds only for motions that leave the value alone."""
     known = s.raw(s.arg(0))
     return known if isinstance(known, Type) and known.fixed else fix_all(s)
