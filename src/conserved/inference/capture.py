@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,6 +111,8 @@ class CapturedProgram:
     """Values that Python read a number from."""
     branches: list[str] = field(default_factory=list)
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
+    sized_by_data: bool = False
+    """Whether shapes depend on values: other inputs may read other parts of a parameter."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     communicates: bool = False
     """Whether it exchanges tensors with other processes: what it computes is then a part of a whole program."""
@@ -161,6 +164,13 @@ def has_hooks(parameter: Tensor) -> bool:
     """Whether hooks are registered on a parameter that may change its gradient before or after it is accumulated."""
     on_tensor = getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
     return bool(on_tensor) or has_accumulator_hooks(parameter)
+
+
+_SIZED_BY_DATA = tuple(
+    f"aten::{name}"
+    for name in ("nonzero", "masked_select", "unique", "_unique", "repeat_interleave.Tensor", "bincount")
+)
+"""Operations whose results have as many entries as the values they are given say."""
 
 
 class Recorder(TorchDispatchMode):
@@ -254,9 +264,11 @@ class Recorder(TorchDispatchMode):
         self.program.operations.append(operation)
         if name.startswith("aten::_local_scalar_dense"):
             self.program.read += operation.inputs()
-            described = self.program.values[operation.inputs()[0]]
-            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+            if self.program.values[operation.inputs()[0]].constant is None:
+                # Also a whole number: it may be a row of a table, a length of a slice, or a factor.
                 self.program.branches.append(operation.line)
+        if not self.program.sized_by_data:
+            self.program.sized_by_data = self._is_sized_by_data(operation)
         for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
             self._write(target, value, operation)
         self._evaluate(operation, results)
@@ -322,14 +334,24 @@ class Recorder(TorchDispatchMode):
                 )
             )
 
+    def _is_sized_by_data(self, operation: Operation) -> bool:
+        """Return whether the shape of a result depends on values that are not constant."""
+        values = self.program.values
+        if operation.name.startswith("aten::index."):
+            masks = [ref for ref in tree_flatten(operation.args[1])[0] if isinstance(ref, ValueRef)]
+            masks = [ref for ref in masks if values[ref.value].dtype in (torch.bool, torch.uint8)]
+            return any(values[ref.value].constant is None for ref in masks)
+        if not operation.name.startswith(_SIZED_BY_DATA):
+            return False
+        return any(values[number].constant is None for number in operation.inputs())
+
     def reads(self, tensors: Sequence[Tensor]) -> None:
         """Note that Python looked at values without an operation."""
         self.busy = True
         for tensor in tensors:
             value = self.value_of(tensor)
             self.program.read.append(value)
-            described = self.program.values[value]
-            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+            if self.program.values[value].constant is None:
                 self.program.branches.append(_line())
         self.busy = False
 
@@ -660,6 +682,13 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _python_random() -> tuple[Any, ...]:
+    """Return the states of the random numbers of Python and NumPy, which no operation shows."""
+    numpy: Any = sys.modules.get("numpy")
+    legacy = () if numpy is None else numpy.random.get_state()
+    return random.getstate(), *(part.tobytes() if hasattr(part, "tobytes") else part for part in legacy)
+
+
 def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], bool | int | float]:
     """Return the numbers that modules keep as plain attributes."""
     modules = [] if model is None else model.modules()
@@ -692,7 +721,7 @@ def capture(
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """
     recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
-    numbers = _plain_numbers(model)
+    numbers, drawn = _plain_numbers(model), _python_random()
     with (
         _undisturbed(model) as changed,
         torch.enable_grad(),
@@ -705,6 +734,8 @@ def capture(
         result = run()
     recorder.forget_state(changed)
     outputs = judged(result)
+    if drawn != _python_random():
+        recorder.program.branches.append("random numbers of Python or NumPy")
     if numbers != _plain_numbers(model) and _changes_with_calls(run, model, outputs):
         recorder.program.branches.append("a number that the module keeps and changes with every call")
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
