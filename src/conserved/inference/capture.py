@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -37,6 +37,7 @@ from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
 from conserved.inference.objective import judged
+from conserved.inference.program_state import DrawnNumbers, plain_numbers, random_states
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
@@ -198,6 +199,8 @@ class Recorder(TorchDispatchMode):
         self.custom: list[str] = []
         self.busy = False
         """Whether this mode itself looks at tensors."""
+        self.validating = False
+        """Whether numbers are read by a function of torch that only validates them."""
         self.program.tensors = parameters
         self.program.shared = shared_among(parameters)
         for name, parameter in parameters.items():
@@ -264,7 +267,7 @@ class Recorder(TorchDispatchMode):
         self.program.operations.append(operation)
         if name.startswith("aten::_local_scalar_dense"):
             self.program.read += operation.inputs()
-            if self.program.values[operation.inputs()[0]].constant is None:
+            if self.program.values[operation.inputs()[0]].constant is None and not self.validating:
                 # Also a whole number: it may be a row of a table, a length of a slice, or a factor.
                 self.program.branches.append(operation.line)
         if not self.program.sized_by_data:
@@ -679,25 +682,18 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
-        return func(*args, **(kwargs or {}))
+        former, self.recorder.validating = self.recorder.validating, self.recorder.validating or func is F.one_hot
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.recorder.validating = former
 
 
-def _python_random() -> tuple[Any, ...]:
-    """Return the states of the random numbers of Python and NumPy, which no operation shows."""
-    numpy: Any = sys.modules.get("numpy")
-    legacy = () if numpy is None else numpy.random.get_state()
-    return random.getstate(), *(part.tobytes() if hasattr(part, "tobytes") else part for part in legacy)
-
-
-def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], bool | int | float]:
-    """Return the numbers that modules keep as plain attributes."""
-    modules = [] if model is None else model.modules()
-    return {
-        (place, name): value
-        for place, module in enumerate(modules)
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float))
-    }
+def _draws_numbers(run: Callable[[], Any], model: nn.Module | None) -> bool:
+    """Return whether a call draws random numbers of Python or NumPy; type checkers that draw their own do not count."""
+    with _undisturbed(model), torch.enable_grad(), DrawnNumbers() as drawn:
+        run()
+    return drawn.by_program
 
 
 def _changes_with_calls(run: Callable[[], Any], model: nn.Module | None, outputs: Sequence[Tensor]) -> bool:
@@ -721,7 +717,7 @@ def capture(
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """
     recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
-    numbers, drawn = _plain_numbers(model), _python_random()
+    numbers, drawn = plain_numbers(model), random_states()
     with (
         _undisturbed(model) as changed,
         torch.enable_grad(),
@@ -734,9 +730,9 @@ def capture(
         result = run()
     recorder.forget_state(changed)
     outputs = judged(result)
-    if drawn != _python_random():
+    if drawn != random_states() and _draws_numbers(run, model):
         recorder.program.branches.append("random numbers of Python or NumPy")
-    if numbers != _plain_numbers(model) and _changes_with_calls(run, model, outputs):
+    if numbers != plain_numbers(model) and _changes_with_calls(run, model, outputs):
         recorder.program.branches.append("a number that the module keeps and changes with every call")
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
     recorder.program.hooked_nodes = has_node_hooks(outputs)
