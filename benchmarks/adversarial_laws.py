@@ -180,7 +180,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     seconds: list[float] = []
-    inner = vars(infer)["checked_on_program"]
+    inner = vars(infer)["check_on_program"]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         start = time.process_time()
@@ -189,7 +189,7 @@ def main() -> None:
         finally:
             seconds.append(time.process_time() - start)
 
-    vars(infer)["checked_on_program"] = timed
+    vars(infer)["check_on_program"] = timed
     rows, totals = [], Counter[str]()
     first, parts = map(int, options.part.split("/"))
     for number, case in enumerate(SETS[options.set]()):

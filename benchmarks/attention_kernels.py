@@ -280,18 +280,19 @@ def exact_passes(tensors: list[Tensor], mask: Tensor | None) -> list[Tensor]:
     return passes(attend, q, k, v, gradient)
 
 
-def mean_keys(q: Tensor, k: Tensor) -> Tensor:
-    """Return Σ_j P_ij k_j of every query of causal attention, in float64."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        q, k = q.double(), k.double()
-        return F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+def seen_by_attention(gradients: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Return the size of a change of queries as causal attention sees it, squared, by head.
 
-
-def across(gradients: Tensor, directions: Tensor) -> Tensor:
-    """Return the part of each row that is orthogonal to the direction of that row."""
-    gradients = gradients.double()
-    unit = F.normalize(directions, dim=-1)
-    return gradients - (gradients * unit).sum(-1, keepdim=True) * unit
+    A change Δ_i of a query changes its scores by a Δ_i·k_j. Softmax ignores what is the same for all keys, so what
+    matters is the variance of Δ_i·k_j over the keys of the row, weighted by the attention.
+    """
+    groups = q.shape[1] // k.shape[1]
+    q, k, gradients = q.double(), k.double().repeat_interleave(groups, 1), gradients.double()
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -torch.inf).softmax(-1)
+    changes = gradients @ k.mT
+    mean = (weights * changes).sum(-1, keepdim=True)
+    return (weights * (changes - mean).square()).sum((0, 2, 3))
 
 
 def by_head(actual: Tensor, exact: Tensor) -> Tensor:

@@ -32,14 +32,13 @@ from attention_kernels import (
     REFUSALS,
     Attend,
     Variant,
-    across,
     backend,
     by_head,
     digits,
     exact_passes,
     head_inputs,
-    mean_keys,
     passes,
+    seen_by_attention,
     variants,
 )
 from attention_training import Shape, Training, attention_called, corpus
@@ -104,7 +103,6 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of ten."""
     clock, small = Clock(options.seconds), options.small
     rows: list[dict[str, Any]] = []
-    steps = _step_seconds(small)
     shapes = [(1, 2, 64, 16)] if small else [(8, 12, 1024, 64), (2, 32, 8192, 128)]
     for shape in shapes:
         leaves = [torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
@@ -124,9 +122,10 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         timed = row.get("graph", row["host"])
         row["more than flash"] = {name: digits(taken / timed["flash"] - 1) for name, taken in timed.items()}
         rows.append(row)
-        yield {"cost": rows, "steps": steps}
-        if clock.left < 20:
+        yield {"cost": rows}
+        if clock.left < 10:
             return
+    yield {"cost": rows, "steps": _step_seconds(small)}
 
 
 def _step_seconds(small: bool) -> dict[str, Any]:
@@ -150,12 +149,11 @@ def _without_kernels(attend: Any) -> Attend:
     """Return the function computed by PyTorch's operations alone."""
 
     def call(*args: Any, **options: Any) -> Any:
-        usable = dict(fused_centering._COMPILE)
-        fused_centering._COMPILE.update(dict.fromkeys(usable, False))
+        fused_centering.ENABLED = False
         try:
             return attend(*args, **options)
         finally:
-            fused_centering._COMPILE.update(usable)
+            fused_centering.ENABLED = True
 
     return call
 
@@ -224,11 +222,7 @@ def _wait() -> None:
 
 
 def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
-    """Return the errors of one kernel by layer and head.
-
-    "dQ across" leaves out the part of dQ along the mean key of its row. Along it a query can move without moving
-    attention, and the error that comes from the softmax correction points there.
-    """
+    """Return the errors of one kernel by layer and head; "dQ seen" is that of dQ as attention sees it."""
     table: dict[str, Any] = {leg: [] for leg in LEGS}
     attend = attention_called(name)
     for q, k, v, gradient in layers:
@@ -240,10 +234,10 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
         except REFUSALS as problem:
             table["problem"] = str(problem).strip().splitlines()[0][:300]
             break
-        directions = mean_keys(q, k)
         table["dQ"].append(_list(by_head(results[1], exact[1])))
         table["dK"].append(_list(by_head(results[2], exact[2])))
-        table["dQ across"].append(_list(by_head(across(results[1], directions), across(exact[1], directions))))
+        error, size = (seen_by_attention(change, q, k) for change in (results[1].double() - exact[1], exact[1]))
+        table["dQ seen"].append(_list((error / size).sqrt()))
         if name != "centered":
             delta: Any = "scores" if name == "math" else "output"
             rounding = attention_rounding(q, k, v, results[0], gradient, causal=True, delta=delta)
@@ -252,7 +246,7 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
     return table
 
 
-LEGS = ("dQ", "dK", "dQ across", "dQ predicted", "dK predicted")
+LEGS = ("dQ", "dK", "dQ seen", "dQ predicted", "dK predicted")
 GPU_KERNELS = ("flash", "cudnn", "efficient", "math", "flex compiled", "fla")
 CPU_KERNELS = ("flash", "math")
 
@@ -469,7 +463,7 @@ def condensed(record: dict[str, Any]) -> dict[str, Any]:
 def _condensed_look(look: dict[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for kernel, legs in look["errors"].items():
-        for leg in ("dQ", "dK", "dQ across"):
+        for leg in ("dQ", "dK", "dQ seen"):
             layers = [torch.tensor(layer, dtype=torch.float64) for layer in legs.get(leg, [])]
             if not layers:
                 continue
@@ -538,7 +532,18 @@ def merge(folders: list[Path], name: str) -> dict[str, Any]:
     records = [json.loads(gzip.decompress(path.read_bytes())) for path in files]
     if not records:
         raise SystemExit(f"Expected files of attention_{name} below {folders}, got none. Pass other folders.")
-    return {name: [run for record in records for run in record[name]]}
+    return {name: [_with_known_legs(run) for record in records for run in record[name]]}
+
+
+def _with_known_legs(run: dict[str, Any]) -> dict[str, Any]:
+    """Leave out errors that an older version measured and this one does not explain."""
+    for look in (*run.get("moments", ()), *run.get("looks", ())):
+        known = (*LEGS, "problem")
+        look["errors"] = {
+            kernel: {leg: errors for leg, errors in table.items() if leg in known}
+            for kernel, table in look["errors"].items()
+        }
+    return run
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
@@ -560,16 +565,19 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a kernel, kind of model or setting; may be repeated")
     parser.add_argument("--steps", type=int, help="steps of the runs whose losses are compared")
     parser.add_argument("--merge", type=Path, action="append", help="read folders with results instead of running")
+    parser.add_argument("--tree", help="with --merge: the commit whose files were measured, where git did not know")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     options = parser.parse_args()
     start = time.monotonic()
     if options.plain:
-        fused_centering._COMPILE[torch.device("cuda", 0)] = False
+        fused_centering.ENABLED = False
     if options.merge:
         record = merge(options.merge, options.command)
-        files = [json.loads(path.read_text()) for folder in options.merge for path in folder.rglob("*.json")]
+        pattern = f"attention_{options.command}_*.json"
+        files = [json.loads(path.read_text()) for folder in options.merge for path in folder.rglob(pattern)]
         places = {name: files[0][name] for name in ("date", "commit", "device", "threads", "torch")}
-        _write(options, record, places | {"merged": len(files)})
+        tree = {"tree": options.tree} if options.tree else {}
+        _write(options, record, places | tree | {"merged": len(files)})
         return
     for record in COMMANDS[options.command](options):
         taken = {"seconds": round(time.monotonic() - start, 1), "small": options.small}

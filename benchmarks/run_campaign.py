@@ -21,7 +21,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,20 +43,27 @@ STUCK = 150.0
 """Seconds without a new line after which a worker is taken to hang."""
 
 
-def targets_of(chosen: argparse.Namespace) -> Iterator[Target]:
-    """Yield the targets of a family, in an order that every worker repeats."""
+def targets_of(chosen: argparse.Namespace) -> Iterator[Callable[[], Target]]:
+    """Yield the targets of a family, in an order that every worker repeats; a worker makes its own ones alone."""
     dtypes = tuple(getattr(torch, name) for name in chosen.dtypes)
-    if chosen.family == "operators":
-        yield from operators.targets(dtypes, tuple(chosen.modes), chosen.device, chosen.samples, chosen.match)
-    elif chosen.family == "jax":
-        yield from (jax_target(entry, dtype) for entry in jax_table.descriptions() for dtype in dtypes)
-    elif chosen.family == "packages":
-        for entry in package_table.descriptions():
-            if entry.gpu <= (chosen.device == "cuda"):
-                yield from (torch_target(entry, mode, dtype) for mode in chosen.modes for dtype in dtypes)
-    else:
+    if chosen.family == "compositions":
         for mode in chosen.modes:
-            yield from compositions.targets(chosen.count, dtypes, mode, chosen.first)
+            for seed in range(chosen.first, chosen.first + chosen.count):
+                yield partial(compositions.target_of, seed, dtypes, mode)
+        return
+    if chosen.family == "operators":
+        made = operators.targets(dtypes, tuple(chosen.modes), chosen.device, chosen.samples, chosen.match)
+    elif chosen.family == "jax":
+        made = (jax_target(entry, dtype) for entry in jax_table.descriptions() for dtype in dtypes)
+    else:
+        entries = [entry for entry in package_table.descriptions() if entry.gpu <= (chosen.device == "cuda")]
+        made = (torch_target(entry, mode, dtype) for entry in entries for mode in chosen.modes for dtype in dtypes)
+    for target in made:
+        yield partial(_same, target)
+
+
+def _same(target: Target) -> Target:
+    return target
 
 
 def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
@@ -100,6 +108,8 @@ def confirm_refutation(target: Target, row: dict[str, Any], device: str) -> dict
         small = shrunk(_program_of(target), lambda p: bool(confirm(_with_source(target, p), device)["confirmed"]))
         target = _with_source(target, small)
         answer |= {"shrunk": confirm(target, device)}
+    if answer["confirmed"]:
+        answer |= {"alone": confirm(target, device, answer["kind"], alone=True)}
     return answer | {"script": script(target, device, answer.get("kind", "given"))}
 
 
@@ -118,13 +128,14 @@ def work(chosen: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     deadline = chosen.deadline
     with Path(chosen.out).open("a") as file:
-        for number, target in enumerate(targets_of(chosen)):
+        for number, make in enumerate(targets_of(chosen)):
             if number % chosen.workers != chosen.share or number < chosen.start:
                 continue
             if time.time() > deadline:
                 return
             file.write(json.dumps({"begin": number}) + "\n")
             file.flush()
+            target = make()
             row = check_target(target, chosen.device, chosen.seconds)
             if row["status"] == "refuted":
                 row |= confirm_refutation(target, row, chosen.device)

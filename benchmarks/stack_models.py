@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import distribute_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +135,25 @@ def make_tokens(config: DecoderConfig, *, step: int, rank: int = 0, batch: int =
 def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean cross-entropy of next tokens."""
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def make_pieces_of_whole(model: nn.Module) -> None:
+    """Give every DTensor its part of one whole random tensor, of the spread that it has.
+
+    Processes that are seeded alike fill their pieces with the same numbers on a processor, so that partial sums of
+    gradients come out alike, which they do in no real run.
+    """
+    for name, parameter in model.named_parameters():
+        placements = getattr(parameter, "placements", None)
+        if placements is None or parameter.to_local().numel() < 2:  # type: ignore[operator]
+            continue
+        values: Any = parameter.detach().full_tensor()  # type: ignore[operator]
+        spread = float(values.std())
+        if spread == 0:
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        whole = spread * torch.randn(values.shape, generator=generator)
+        mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+        with torch.no_grad():
+            pieces: Any = distribute_tensor(whole, mesh, placements)
+            parameter.to_local().copy_(pieces.to_local())  # type: ignore[operator]

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from stack_configurations import Training, configuration
+from stack_models import make_pieces_of_whole
 
 for _model in ("llama3", "deepseek_v3", "qwen3"):
     import_module(f"torchtitan.models.{_model}")
@@ -82,8 +83,21 @@ def _forget_key_positions(model: Any) -> None:
         layer.attention.wkv_a.register_forward_hook(lambda module, args, out: _Relabelled.apply(out))
 
 
+def _sum_router_gradients(model: Any) -> None:
+    """Say that gradients of router scores are partial sums over tensor parallelism, which 0.2.2 leaves out."""
+    style: Any = import_module("torchtitan.distributed").NoParallel
+
+    def prepare(layout: Any, use_local: bool, module: Any, outputs: Any, mesh: Any) -> Any:
+        if outputs.placements != (layout,):
+            outputs = outputs.redistribute(placements=(layout,), async_op=True)
+        return outputs.to_local(grad_placements=(Partial(),)) if use_local else outputs
+
+    style._prepare_output_fn = staticmethod(prepare)
+
+
 def _forget_expert_sums(model: Any) -> None:
     """Inputs of experts that are cut come back from DTensors without the placement of their gradient (#1805)."""
+    _sum_router_gradients(model)
     style: Any = import_module("torchtitan.distributed.expert_parallel").TensorParallel
 
     def prepare(self: Any, module: Any, inputs: Any, mesh: Any) -> Any:
@@ -155,6 +169,7 @@ def _build(
     torch.manual_seed(0)
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device("cpu"))
+    make_pieces_of_whole(model)
     model.train()
     for module in model.modules():
         # DTensor has no rule for the flash attention of a processor.
@@ -193,19 +208,22 @@ def _register(title: str, processes: int, defects: dict[str, dict[str, Any]] | N
     configuration(whole, processes)(partial(_build, **options))
     for words, more in (defects or {}).items():
         DEFECTS[f"defect: {words} ({whole})"] = whole
-        configuration(f"defect: {words} ({whole})", processes)(partial(_build, **options, **more))
+        configuration(f"defect: {words} ({whole})", processes)(partial(_build, **(options | more)))
 
 
 _TENSOR_DEFECTS = {
     "deepseek_v3": {
         "gradient of the shared rotary key not summed, #1373": {"plant": _forget_key_positions},
         "gradient of inputs of experts not summed, #1805": {"before": _forget_expert_sums},
+        "gradient of the router not summed, as released": {"before": None},
     }
 }
+_RELEASED: dict[str, dict[str, Any]] = {"gradient of the router not summed, as released": {"before": None}}
+_MENDED: dict[str, dict[str, Any]] = {"deepseek_v3": {"before": _sum_router_gradients}}
 for _name in ("llama3", "deepseek_v3", "qwen3"):
     _register(f"{_name}, FSDP", 2, name=_name, dp_shard=2)
-    _register(f"{_name}, TP", 2, _TENSOR_DEFECTS.get(_name), name=_name, tp=2)
-    _register(f"{_name}, FSDP x TP", 4, name=_name, dp_shard=2, tp=2)
+    _register(f"{_name}, TP", 2, _TENSOR_DEFECTS.get(_name), name=_name, tp=2, **_MENDED.get(_name, {}))
+    _register(f"{_name}, FSDP x TP", 4, name=_name, dp_shard=2, tp=2, **_MENDED.get(_name, {}))
     _register(
         f"{_name}, HSDP",
         4,
@@ -228,4 +246,14 @@ _register(
     dp_shard=4,
     ep=2,
 )
-_register("deepseek_v3, EP x TP", 4, name="deepseek_v3", dp_shard=2, tp=2, ep=2, etp=1)
+_register(
+    "deepseek_v3, EP x TP",
+    4,
+    _RELEASED,
+    name="deepseek_v3",
+    dp_shard=2,
+    tp=2,
+    ep=2,
+    etp=1,
+    **_MENDED["deepseek_v3"],
+)

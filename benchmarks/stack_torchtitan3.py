@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stack_configurations import Training, configuration
+from stack_models import make_pieces_of_whole
 
 for _model in ("llama3", "deepseek_v3", "qwen3"):
     import_module(f"torchtitan.models.{_model}")
@@ -97,6 +98,7 @@ def _build(
     torch.manual_seed(0)
     with torch.no_grad():
         model.init_weights(buffer_device=None)
+    make_pieces_of_whole(model)
     model.train()
     optimizers = import_module("torchtitan.components.optimizer").default_adamw(lr=8e-4).build(model_parts=[model])
     if spec.post_optimizer_build_fn is not None:

@@ -1183,6 +1183,8 @@ KERNEL_NAMES = {
     "flex": "FlexAttention, eager",
     "flex compiled": "FlexAttention, compiled",
     "varlen": "packed (`varlen_attn`)",
+    "fla": "fla's `parallel_attn`",
+    "rounded accumulators": "sums in half precision",
     "written out": "written out, eager",
     "written out, compiled": "written out, compiled",
 }
@@ -1237,85 +1239,79 @@ def attention_harm() -> str:
 def attention_predictions() -> str:
     """Predicted against true errors by head."""
     rows = []
-    for name, device in (("attention_moments", "h200"), ("attention_losses", "h200"), ("attention_moments", "cpu")):
-        record = stored(name, device)
-        if name == "attention_losses":
-            where = f"{sum(bool(run['looks']) for run in record['losses'])} runs without warm-up"
-        else:
-            sizes = [run["parameters"] for run in record["moments"]]
-            where = f"{len(sizes)} models of up to {size(max(sizes))}"
-        for key, row in stored(name, device)["predictions"].items():
-            kernel, leg = key.split()
+    for device, place in (("h200", "H200"), ("cpu", "CPU")):
+        for key, row in stored("attention_moments", device)["predictions"].items():
+            kernel, leg = key.rsplit(maxsplit=1)
             if kernel == "math":
                 continue
-            large = (
-                " to ".join(number(row["ratio above 0.05"][i]) for i in (0, 2)) if row["heads above 0.05"] > 1 else "–"
-            )
+            large = [number(row["ratio above 0.05"][i]) for i in (0, 2)] if row["heads above 0.05"] > 1 else ["–"]
             rows.append(
                 (
-                    f"{KERNEL_NAMES[kernel]} ({'H200' if device == 'h200' else 'CPU'}), {where}",
+                    f"{KERNEL_NAMES[kernel]} ({place})",
                     leg,
                     f"{row['heads']:,}",
                     number(row["rank correlation"], 3),
                     number(row["ratio"][1], 3),
                     " to ".join(number(row["ratio"][i]) for i in (0, 2)),
                     f"{row['heads above 0.05']:,}",
-                    large,
+                    " to ".join(large),
                 )
             )
-    heads = (
-        "kernel",
-        "of",
-        "heads",
-        "rank correlation",
-        "median ratio",
-        "5 % to 95 %",
-        "error above 0.05",
-        "ratio there",
-    )
-    return table(heads, rows)
+    ratios = ("rank correlation", "median ratio", "5 % to 95 %", "error above 0.05", "ratio there")
+    return table(("kernel", "of", "heads", *ratios), rows)
+
+
+ATTENTION_KINDS = {
+    "learned": "learned positions",
+    "rotary": "rotary",
+    "normed": "query/key norm",
+    "grouped": "grouped heads",
+    "transformers": "Llama of transformers, grouped",
+}
+"""Kinds of models as the page of attention's precision calls them."""
+
+
+def _flash_runs(*, warm_up: bool) -> list[dict[str, Any]]:
+    runs = stored("attention_moments", "h200")["moments"]
+    runs = [run for run in runs if run["attention"] == "flash" and run["warm up"] == warm_up]
+    return sorted(runs, key=lambda run: list(ATTENTION_KINDS).index(run["kind"]))
+
+
+def _steps_of(run: dict[str, Any]) -> int:
+    return int(run.get("stopped", run.get("steps", run["shape"]["steps"])))
 
 
 def attention_training() -> str:
-    """What was seen of training: errors of dQ, Adam's updates, losses and spectral norms."""
-    kinds = {"learned": "learned positions", "rotary": "rotary", "normed": "query/key norm", "grouped": "grouped heads"}
+    """What was seen of ordinary training: errors of dQ and dK, and Adam's updates."""
     rows = []
-    for run in stored("attention_moments", "h200")["moments"]:
+    for run in _flash_runs(warm_up=True):
         looks = run["moments"]
         worst = max(looks, key=lambda look: max(look["errors"]["flash"]["dQ"]["max"]))
-        late = looks[-1]
         rows.append(
             (
-                f"{kinds[run['kind']]}, {size(run['parameters'])}",
-                f"{run.get('stopped', run['shape']['steps']):,}",
+                f"{ATTENTION_KINDS[run['kind']]}, {size(run['parameters'])}",
+                f"{_steps_of(run):,}",
                 f"{number(max(worst['errors']['flash']['dQ']['max']))} (step {worst['step']})",
-                number(max(late["errors"]["flash"]["dQ"]["max"])),
+                number(max(looks[-1]["errors"]["flash"]["dQ"]["max"])),
                 number(max(max(look["errors"]["centered"]["dQ"]["max"]) for look in looks)),
+                number(max(max(look["errors"]["flash"]["dK"]["max"]) for look in looks)),
                 number(max(look["errors"]["flash"]["dQ"]["mostly rounding"] for look in looks), 2),
                 number(min(min(look["updates"]["flash, Adam"]) for look in looks), 3),
             )
         )
-    heads = (
-        "model",
-        "steps",
-        "worst head, flash",
-        "at the end",
-        "worst head, centered",
-        "share above 0.5",
-        "least cosine of Adam's updates",
-    )
-    return table(heads, rows)
+    heads = ("worst dQ, flash", "at the end", "worst dQ, centered", "worst dK, flash", "share above 0.5")
+    return table(("model", "steps", *heads, "least cosine of Adam's updates"), rows)
 
 
 def attention_harsh() -> str:
     """The runs without warm-up: errors by step."""
     rows = []
-    for run in stored("attention_losses", "h200")["losses"]:
-        for look in run["looks"]:
+    for run in _flash_runs(warm_up=False):
+        for look in run["moments"][1:]:
             flash, mended, updates = look["errors"]["flash"]["dQ"], look["errors"]["centered"]["dQ"], look["updates"]
             rows.append(
                 (
-                    run["setting"],
+                    ATTENTION_KINDS[run["kind"]],
                     look["step"],
                     number(median(flash["median"])),
                     number(flash["mostly rounding"]),
@@ -1327,71 +1323,71 @@ def attention_harsh() -> str:
                     number(min(updates["centered, Adam"])),
                 )
             )
-    heads = (
-        "run",
-        "step",
-        "dQ, flash",
-        "share above 0.5",
-        "dQ, centered",
-        "share above 0.5 ",
-        "gradient, flash",
-        "gradient, centered",
-        "Adam, flash",
-        "Adam, centered",
-    )
-    return table(heads, rows)
+    errors = ("dQ, flash", "share above 0.5", "dQ, centered", "share above 0.5 ")
+    cosines = ("gradient, flash", "gradient, centered", "Adam, flash", "Adam, centered")
+    return table(("run", "step", *errors, *cosines), rows)
+
+
+def attention_seen() -> str:
+    """Errors of dQ, and of dQ as attention sees it, in the runs whose losses are compared."""
+    rows = []
+    for run in stored("attention_losses", "h200")["losses"]:
+        for look in run["looks"]:
+            if look["step"] in (10, 25, 50, 100, 300) and "dQ seen" in look["errors"]["flash"]:
+                errors = (look["errors"][name] for name in ("flash", "centered"))
+                cells = [number(median(of[leg]["median"])) for of in errors for leg in ("dQ", "dQ seen")]
+                rows.append((run["setting"], look["step"], *cells))
+    return table(("run", "step", "dQ, flash", "as seen", "dQ, centered", "as seen "), rows)
 
 
 def attention_losses() -> str:
     """Losses and spectral norms of the same runs with three attentions."""
-    runs = stored("attention_losses", "h200")["losses"]
+    runs = [run for run in stored("attention_losses", "h200")["losses"] if run.get("steps", 1)]
     rows = []
     for setting in dict.fromkeys(run["setting"] for run in runs):
-        for attention in ("flash", "centered", "math"):
+        for attention in dict.fromkeys(run["attention"] for run in runs if run["setting"] == setting):
             same = [run for run in runs if (run["setting"], run["attention"]) == (setting, attention)]
-            norms = [max(run["norms"][-1]["q"]) for run in same]
+            last = [run["last"] for run in same]
             rows.append(
                 (
                     setting,
                     attention,
-                    ", ".join(f"{run['last']:.3f}" for run in same),
-                    f"{sum(run['last'] for run in same) / len(same):.3f}",
-                    ", ".join(number(norm) for norm in norms),
-                    number(median(run["seconds"] for run in same)),
+                    ", ".join(dict.fromkeys(f"{_steps_of(run):,}" for run in same)),
+                    ", ".join(f"{loss:.3f}" for loss in last),
+                    f"{sum(last) / len(last):.3f}",
+                    ", ".join(number(max(run["norms"][-1]["q"])) for run in same),
                 )
             )
-    return table(
-        ("setting", "attention", "loss by seed", "mean", "largest spectral norm of W_Q by seed", "seconds"), rows
-    )
+    heads = ("setting", "attention", "steps", "loss by seed", "mean", "largest spectral norm of W_Q by seed")
+    return table(heads, rows)
 
 
 def attention_worse_heads() -> str:
     """How many single heads of real runs got less accurate by centering."""
     parts = []
-    for name, device, runs, looks in (
-        ("attention_moments", "h200", "moments", "moments"),
-        ("attention_losses", "h200", "losses", "looks"),
-        ("attention_moments", "cpu", "moments", "moments"),
-    ):
-        every = [look["worse"] for run in stored(name, device)[runs] for look in run[looks]]
+    for device in ("h200", "cpu"):
+        every = [look["worse"] for run in stored("attention_moments", device)["moments"] for look in run["moments"]]
         counts = [worse[leg] for worse in every for leg in ("dQ", "dK")]
         parts.append(f"{sum(count for count, _ in counts):,} of {sum(total for _, total in counts):,}")
-    calm, harsh, small = parts
     return (
-        f"Of dQ and dK of single heads in the runs with warm-up {calm} got worse by more than 30 % and by more than "
-        f"the unit roundoff, in the runs without warm-up {harsh}. Both were measured before heads were left alone that "
-        f"gain less than a factor of two; with that rule it is {small} in small models without warm-up on a processor."
+        f"Of dQ and dK of single heads in the runs on the H200 {parts[0]} got worse by more than 30 % and by more than "
+        f"the unit roundoff, in small models on a processor {parts[1]}. Subtracting rounds once, which costs about the "
+        "unit roundoff where attention was accurate before."
     )
 
 
 def attention_cost() -> str:
-    """Seconds of forward and backward of bare attention, called by the host one after the other."""
-    names = ("flash", "mean", "running", "rows", "mean, compiled", "rows, compiled")
-    rows = [
-        (
-            " × ".join(map(str, row["shape"])),
-            *(number(1e3 * row.get("seconds", row.get("host"))[name]) for name in names),
-        )
-        for row in stored("attention_cost", "h200")["cost"]
-    ]
-    return table(("shape, bf16, milliseconds", *names), rows)
+    """Time of forward and backward of bare attention in a CUDA graph, and of whole training steps."""
+    record = stored("attention_cost", "h200")
+    names = ("flash", "rows", "rows, operations of PyTorch", "mean", "running", "values only", "rows, compiled")
+    rows = []
+    for row in record["cost"]:
+        for clock in ("graph", "host"):
+            flash = row[clock]["flash"]
+            more = (f"{100 * (row[clock][name] / flash - 1):+.1f} %" for name in names[1:])
+            rows.append((" × ".join(map(str, row["shape"])), clock, f"{1e3 * flash:.3f} ms", *more))
+    for shape, seconds in record["steps"].items():
+        more = f"{100 * (seconds['centered'] / seconds['flash'] - 1):+.1f} %"
+        rest = [""] * (len(names) - 2)
+        rows.append((f"whole step, 12 × 768, {shape}", "graph", f"{1e3 * seconds['flash']:.1f} ms", more, *rest))
+    return table(("shape, bf16", "clock", *names), rows)

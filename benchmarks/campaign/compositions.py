@@ -7,7 +7,7 @@ text, line by line, so that the smallest one that still shows a defect is a bug 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -204,18 +204,11 @@ def random_program(seed: int, length: int) -> Program:
     return program
 
 
-def targets(count: int, dtypes: tuple[torch.dtype, ...], mode: str, first: int = 0) -> Iterator[Target]:
-    """Yield random programs of two to four lines, precisions in turn."""
-    for seed in range(first, first + count):
-        program = random_program(seed, 2 + seed % 3)
-        if program.lines:
-            yield Target(
-                name=f"program {seed}",
-                group="torch.compile",
-                source=program.source,
-                mode=mode,
-                dtype=dtypes[seed % len(dtypes)],
-            )
+def target_of(seed: int, dtypes: tuple[torch.dtype, ...], mode: str) -> Target:
+    """Return a random program of two to four lines, precisions in turn."""
+    source = random_program(seed, 2 + seed % 3).source
+    dtype = dtypes[seed % len(dtypes)]
+    return Target(name=f"program {seed}", group="torch.compile", source=source, mode=mode, dtype=dtype)
 
 
 def shrunk(program: Program, still_wrong: Callable[[Program], bool]) -> Program:

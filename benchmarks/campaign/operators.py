@@ -70,7 +70,8 @@ def _as_function(op: Any, sample: Any) -> tuple[Any, list[Tensor]]:
     # The catalogue marks what an operator differentiates by: targets of losses and running means are not.
     places = [i for i in floats if leaves[i].requires_grad]
     leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    call = op.op
+    # The catalogue's own wrapper: a factorisation of symmetric matrices is differentiated along symmetric ones.
+    call = functools.partial(op.gradcheck_wrapper, op.op) if op.gradcheck_wrapper else op.op
 
     def function(*tensors: Tensor) -> Any:
         # Copies, because running means are written to.

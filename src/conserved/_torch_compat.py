@@ -15,14 +15,19 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as disable_dynamo
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version_counter
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
+from torch.nn.modules.dropout import _DropoutNd as DropoutBase
+from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "SCALED_DOT_PRODUCT",
+    "AutogradFunctionBase",
     "BatchNormBase",
     "DisableTorchFunction",
+    "DropoutBase",
+    "InstanceNormBase",
     "TorchDispatchMode",
     "adjusted_muon_rate",
     "buffers_of",
@@ -57,6 +62,9 @@ SCALED_DOT_PRODUCT = torch._C._nn.scaled_dot_product_attention
 """The kernel's own binding. `torch.nn.functional` holds the same object, but anyone may replace it there."""
 
 DisableTorchFunction = torch._C.DisableTorchFunction
+
+AutogradFunctionBase = torch.autograd.function._SingleLevelFunction
+"""The base of `torch.autograd.Function` whose `apply` every function runs through, also one bound before."""
 
 # Fused elementwise operations over lists of tensors. torch.optim is built on them; they have no public names.
 foreach_norm = torch._foreach_norm

@@ -10,6 +10,8 @@ STEP_KINDS = {
     "cleared gradient": "loop",
     "used twice": "loop",
     "changed gradient": "loop",
+    "rescaled gradient": "loop",
+    "shared gradient": "loop",
     "clipped while scaled": "loop",
     "scaled gradient": "loop",
     "not held": "loop",
@@ -33,6 +35,10 @@ STEP_KINDS = {
     "thrown away": "loop",
     "no effect": "loop",
     "probabilities": "loop",
+    "labels": "loop",
+    "broadcast": "loop",
+    "input written": "loop",
+    "not registered": "loop",
     "stuck": "loop",
     "same data": "loop",
     "statistics": "loop",
@@ -106,8 +112,9 @@ class Alarm:
             # Messages about a step name a few tensors themselves.
             return self.message
         if self.tensor:
-            return f"{self.message} The same in {_listed(others)}."
-        return f"{self.message} The same in {len(others)} other law{'s' if len(others) > 1 else ''}: {_listed(others)}."
+            return f"{self.message} The same in {_join_names(others)}."
+        laws = "law" if len(others) == 1 else "laws"
+        return f"{self.message} The same in {len(others)} other {laws}: {_join_names(others)}."
 
     def __str__(self) -> str:
         last = max(self.last, self.step)
@@ -115,7 +122,7 @@ class Alarm:
         return f"{when}: {self.text}"
 
     def merged(self, other: Alarm) -> Alarm:
-        """Two alarms of one kind as one.
+        """Return two alarms of one kind as one.
 
         Args:
             other: a later alarm of the same code and family.
@@ -134,8 +141,8 @@ class Alarm:
         )
 
 
-def grouped(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
-    """Alarms of one code and one family as one, in the order they were first raised."""
+def group_alarms(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    """Return alarms of one code and one family as one, in the order they were first raised."""
     groups: dict[tuple[str, str], Alarm] = {}
     for alarm in alarms:
         key = (alarm.code, alarm.family or alarm.law)
@@ -143,5 +150,5 @@ def grouped(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
     return tuple(groups.values())
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -71,7 +71,7 @@ class AlarmGroups:
         )
 
     def _explained_by_step(self, alarm: Alarm) -> bool:
-        """Whether an identity of the step, or of the one before, already says what went wrong in it.
+        """Return whether an identity of the step, or of the one before, already says what went wrong in it.
 
         Updates and writes are not looked at in steps over the budget, so one that was seen explains later ones as well.
         """
@@ -90,7 +90,10 @@ class AlarmGroups:
                 self._forget(key)
 
     def _replicas_apart(self, step: int) -> bool:
-        """Whether replicas differ by now: then a gradient that was reduced over them belongs to no one's weights."""
+        """Return whether replicas differ by now.
+
+        Then a gradient that was reduced over them belongs to no one's weights.
+        """
         return any(key[0] == "replicas" and self._found[key].step <= step for key in self._causes)
 
     def _absorbing(self, alarm: Alarm) -> Alarm:

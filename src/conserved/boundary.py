@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from conserved._torch_compat import in_function_transform
+
 LOGGER = logging.getLogger("conserved")
 
 T = TypeVar("T")
@@ -90,13 +92,13 @@ class Boundary:
         return self._conditions.get(stage) if stage in self._off else None
 
     def turn_off(self, stage: str, reason: str) -> None:
-        """State that a stage stops here, with one line in the log; a stage that is off keeps its first reason."""
+        """Stop a stage here, with one line in the log; a stage that is off keeps its first reason."""
         if stage not in self._off:
             self._off.add(stage)
             self._state(Condition(stage=stage, step=self.step, reason=reason))
 
     def remark(self, stage: str, reason: str) -> None:
-        """State once that a stage left something out and goes on."""
+        """Log once that a stage left something out and goes on."""
         if stage not in self._conditions:
             self._state(Condition(stage=stage, step=self.step, reason=reason, off=False))
 
@@ -128,6 +130,11 @@ class Boundary:
         # A step makes a hundred calls, nearly all within others: only those at the top are timed.
         began, computed = (time.perf_counter(), time.thread_time()) if outermost else (0.0, 0.0)
         former, _ACTIVE.boundary = _ACTIVE.boundary, self
+        caches = outermost and torch.is_autocast_cache_enabled()
+        if caches:
+            # A cast of a weight that is made here must not be used by the pass of the run: it would change the order in
+            # which its gradient is summed, and outlive a step.
+            torch.set_autocast_cache_enabled(False)
         self._depth.entries += 1
         try:
             return function(*args, **kwargs)
@@ -146,6 +153,8 @@ class Boundary:
         finally:
             _ACTIVE.boundary = former
             self._depth.entries -= 1
+            if caches:
+                torch.set_autocast_cache_enabled(True)
             if outermost:
                 self.seconds += time.perf_counter() - began
                 self.processor_seconds += time.thread_time() - computed
@@ -169,7 +178,7 @@ class Hook:
         self._boundary, self._stage, self._function = boundary, stage, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or in_function_transform():
             return None
         return self._boundary.attempt(self._stage, self._function, *args, **kwargs)
 

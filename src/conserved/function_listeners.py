@@ -105,11 +105,11 @@ class Listeners(Generic[T]):
         if any(replacement.ours is original for replacement in self._replaced):
             return
         reached = original if reach is None else reach(original)
-        ours = self.guarded(reached, through(self._told_once(reached)))
+        ours = self.guarded(reached, through(self._call_once(reached)))
         setattr(holder, attribute, ours)
         self._replaced.append(_Replaced(holder, attribute, original, ours))
 
-    def _told_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _call_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(*args: Any, **options: Any) -> Any:
             self._under.calls += 1

@@ -18,7 +18,10 @@ def record_of(thing: Any, names: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: things by their record, or by their fields; members of enumerations by their value."""
+    """Return a value as JSON has it: things by their record, or by their fields.
+
+    Members of enumerations by their value.
+    """
     if hasattr(value, "record"):
         return value.record()
     if isinstance(value, Enum):
@@ -35,29 +38,29 @@ def plain(value: Any) -> Any:
 def size(value: Any) -> int:
     """Return a whole number from a file, such as the length of an axis; TypeError or ValueError for anything else."""
     if type(value) is not int:
-        raise TypeError(f"{_shown(value)} is not a whole number")
+        raise TypeError(f"{_show(value)} is not a whole number")
     if not 0 <= value < _LARGEST:
-        raise ValueError(f"{_shown(value)} is no size or place of an axis")
+        raise ValueError(f"{_show(value)} is no size or place of an axis")
     return value
 
 
 def real(value: Any) -> float:
     """Return a finite number from a file."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-        raise TypeError(f"{_shown(value)} is not a finite number")
+        raise TypeError(f"{_show(value)} is not a finite number")
     return float(value)
 
 
 def text(value: Any) -> str:
     """Return a name from a file; JSON can say half of a character, which cannot be written anywhere."""
     if not isinstance(value, str):
-        raise TypeError(f"{_shown(value)} is not text")
+        raise TypeError(f"{_show(value)} is not text")
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise ValueError(f"{_shown(value)} holds half of a character")
+        raise ValueError(f"{_show(value)} holds half of a character")
     return value
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     """Return a value for a message: short, in ASCII, whatever it is."""
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return "a number of more than 308 digits"

@@ -58,7 +58,7 @@ class RankAgreement:
         """Keys of the last computation."""
 
     def confirm(self, topic: str) -> None:
-        """Return once all processes have confirmed the same computation.
+        """Wait until all processes have confirmed the same computation.
 
         Raises:
             NotTogetherError: a process is missing, has withdrawn, or is about to compute something else. Then nothing
@@ -69,7 +69,7 @@ class RankAgreement:
         key = f"{self._prefix}/{self._count}"
         self._count += 1
         if self._decide(key, topic) != b"go":
-            self._ended = f"not all of the ranks {_spelled(self.ranks)} take part in it ({topic})"
+            self._ended = f"not all of the ranks {_spell(self.ranks)} take part in it ({topic})"
             self.withdraw()
             raise NotTogetherError(self._ended)
         self._forget_former(key, topic)
@@ -169,5 +169,5 @@ def active_agreement() -> RankAgreement | None:
     return _ACTIVE.agreement
 
 
-def _spelled(ranks: Sequence[int]) -> str:
+def _spell(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"

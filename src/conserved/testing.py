@@ -30,7 +30,7 @@ class Setup:
     device: str = "cpu"
 
     def tensor(self, *shape: int) -> Tensor:
-        """Normally distributed random numbers in the precision and on the device of the setup.
+        """Return normally distributed random numbers in the precision and on the device of the setup.
 
         Args:
             *shape: the sizes of the axes.

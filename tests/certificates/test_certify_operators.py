@@ -24,7 +24,7 @@ from conserved.certificates.operators import MOVES, RULES
 from conserved.certificates.program import UNARY, Program
 from conserved.certificates.trace import trace
 from conserved.discovery.fields import bracket_field
-from conserved.discovery.function import function_of, to_device, written_out
+from conserved.discovery.function import function_of, to_device, without_fused_kernels
 from sampling import sampled
 from zoo import CASES, Case
 
@@ -312,7 +312,7 @@ class TestDerivatives:
         word: Any = (xs[0], vs[0])
         for depth in range(3):
             word = word if depth == 0 else (word, (xs[depth], vs[depth]))
-            with written_out():
+            with without_fused_kernels():
                 wanted = bracket_field(function, depth)(theta, word).numpy()
             found = bracket(program, Floats(), Jet({0: theta.numpy()}), samples[: depth + 1])
             mine = found.parts.get(0, np.zeros(program.size))
@@ -347,7 +347,7 @@ class TestDerivatives:
         def plain(t: Tensor) -> Tensor:
             return (norm(t + x) * weights).sum()
 
-        with written_out():
+        with without_fused_kernels():
             assert float(nested(plain, 3)(theta)) == pytest.approx(float(exact.mid()), rel=1e-9)
         if torch.__version__.startswith("2.13"):
             assert abs(float(nested(plain, 3)(theta)) / float(exact.mid()) - 1) > 1e-3

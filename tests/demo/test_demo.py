@@ -19,7 +19,7 @@ from conserved.demo import run as run_demo
 from conserved.demo.chapters import CLEAN, MODEL, PLANTED, WATCHED
 from conserved.demo.found import found_lines
 from conserved.demo.running import CHAPTERS
-from conserved.demo.training import BATCH, LENGTH, DemoTask, loaded
+from conserved.demo.training import BATCH, LENGTH, DemoTask, load
 from conserved.report.contents import read
 from conserved.tracking import RunStore, store_document
 from report_store import claim
@@ -136,7 +136,7 @@ def test_the_planted_defect_changes_gradients_of_norms_and_nothing_else(tmp_path
 
 def test_the_kernel_is_right_where_its_blocks_are_full(tmp_path: Path) -> None:
     task = DemoTask.of(tmp_path, 0, fused=True)
-    kernel = loaded(tmp_path / "fused_norm.py")
+    kernel = load(tmp_path / "fused_norm.py")
     assert BATCH * LENGTH % kernel.BLOCK, "the demonstration's batch must not fill its blocks"
     x = torch.randn(kernel.BLOCK, 8, dtype=torch.float64, requires_grad=True)
     norm = kernel.FusedLayerNorm(8).double()

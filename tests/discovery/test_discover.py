@@ -17,7 +17,7 @@ from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
 from conserved.discovery import UnsuitableError, find_laws
 from conserved.discovery.fields import bracket_field, draw_words, one_of
 from conserved.discovery.fields import vectors as bracket_vectors
-from conserved.discovery.function import function_of, written_out
+from conserved.discovery.function import function_of, without_fused_kernels
 from conserved.laws.independence import rank_of_gradients
 from sampling import but_for, names_left_out
 from test_lookalikes import PostNorm
@@ -432,7 +432,7 @@ class TestBrackets:
             return point
 
         t = 1e-3
-        with written_out():
+        with without_fused_kernels():
             end = theta
             for sample, sign in ((first, 1), (second, 1), (first, -1), (second, -1)):
                 end = moved(end, sample, sign * t)
@@ -468,7 +468,7 @@ class TestBrackets:
             weights = {2: 0.5, 1: -1.0, -1: 1.0, -2: -0.5}
             return sum(w * float(f(x + k * step * direction)) for k, w in weights.items()) / step**3
 
-        with written_out():
+        with without_fused_kernels():
             ours = third(native)
         assert ours == pytest.approx(differences(native), rel=1e-3)
 

@@ -14,7 +14,7 @@ from conserved.certificates.jets import Jet
 from conserved.certificates.trace import trace
 from conserved.discovery import discovery
 from conserved.discovery.fields import bracket_field, draw_words, one_of
-from conserved.discovery.function import function_of, written_out
+from conserved.discovery.function import function_of, without_fused_kernels
 from conserved.discovery.rank import closure
 from conserved.discovery.span import Basis, Span, largest_value
 from nano_gpt import NanoGPT
@@ -161,7 +161,7 @@ def test_brackets_of_that_gpt_are_those_of_ball_arithmetic() -> None:
     generator = torch.Generator().manual_seed(0)
     theta = (function.generic_point(generator) * 2**12).round() / 2**12
     word = one_of(draw_words(function, theta, 2, 1, generator), 0)
-    with written_out():
+    with without_fused_kernels():
         ours = bracket_field(function, 2)(theta, word).numpy()
     ((x0, v0), (x1, v1)), (x2, v2) = word
     program = trace(function, theta, x0)

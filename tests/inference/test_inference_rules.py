@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conserved.inference.capture import CapturedProgram, capture
 from conserved.inference.types import Field, Type
-from conserved.inference.typing import Typing, typed
+from conserved.inference.typing import Typing, type_program
 
 Function = Callable[..., Tensor]
 
@@ -166,7 +166,7 @@ def follow(case: Operator, seed: int = 0) -> Followed:
     theta = point(case, seed)
     names = {f"p{n}": x.requires_grad_() for n, x in enumerate(theta)}
     program = capture(lambda: case.run(*names.values()), names)
-    return Followed(typed(program, judged=False), [x.detach() for x in theta], program.outputs[0])
+    return Followed(type_program(program, judged=False), [x.detach() for x in theta], program.outputs[0])
 
 
 def point(case: Operator, seed: int) -> list[Tensor]:

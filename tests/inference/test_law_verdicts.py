@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import program_grammar
 from conserved import LawSet, Symmetry, Verdict, blocks, recognize
 from conserved.inference import infer
-from conserved.inference.program_check import POINTS, checked_on_program
+from conserved.inference.program_check import POINTS, check_on_program
 from conserved.inference.signed_sets import SignedSets
 from conserved.symmetry import GeneralLinear, Leg, Scaling
 from conserved.verdict import Status
@@ -80,10 +80,10 @@ def inferred(model: str) -> tuple[LawSet, Any]:
     """The laws of a model, and how to hold others against the same program."""
     torch.manual_seed(0)
     module, x, loss = MODELS[model]()
-    _, program, run = infer._inferred(module, (x,), {}, loss)
+    _, program, run = infer._infer(module, (x,), {}, loss)
 
     def checked(other: LawSet) -> LawSet:
-        return checked_on_program(other, program, run, classes=-1 if loss == "cross_entropy" else None)
+        return check_on_program(other, program, run, classes=-1 if loss == "cross_entropy" else None)
 
     return recognize(module, x, loss=loss), checked
 
@@ -213,12 +213,12 @@ def test_laws_through_checkpoints_of_torch_are_verified(reentrant: bool) -> None
 def test_laws_of_random_programs_pass_and_spoiled_ones_do_not(seed: int) -> None:
     """Laws with rows paired across, which the tests' own backward pass refutes, are left out."""
     program, x, loss, words = program_grammar.compose(seed)
-    laws, captured, run = infer._inferred(program, (x,), {}, "cross_entropy" if loss == "cross_entropy" else "any")
+    laws, captured, run = infer._infer(program, (x,), {}, "cross_entropy" if loss == "cross_entropy" else "any")
     classes = -1 if loss == "cross_entropy" else None
-    assert not checked_on_program(laws, captured, run, classes=classes).dropped[len(laws.dropped) :], words
+    assert not check_on_program(laws, captured, run, classes=classes).dropped[len(laws.dropped) :], words
     spoiled = laws.baselines()
     wrong = check_laws(spoiled, subject(program_grammar.build(seed), loss=loss), moves=False).wrong
-    kept = checked_on_program(spoiled, captured, run, classes=classes)
+    kept = check_on_program(spoiled, captured, run, classes=classes)
     assert not [law.name for law in kept if law.exact and law.name in wrong], words
 
 

@@ -114,7 +114,8 @@ def test_gradients_accumulate_as_without_it_and_steps_between_do_no_harm() -> No
 def test_everything_is_as_before_afterwards() -> None:
     before = nn.Module.__call__, torch.autograd.backward
     with BackwardAudits():
-        assert nn.Module.__call__ is not before[0]
+        assert nn.Module.__call__ is before[0]
+        assert torch.autograd.backward is not before[1]
     assert (nn.Module.__call__, torch.autograd.backward) == before
 
 

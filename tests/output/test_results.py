@@ -12,7 +12,7 @@ from torch import nn
 import conserved
 from conserved import attention, transform
 from conserved.attention import low_rank_table, softmax_statistics
-from conserved.output.lines import TextLine, columns, joined
+from conserved.output.lines import TextLine, columns, join_lines
 from made_once import made_once
 from test_html import Reader
 
@@ -142,10 +142,10 @@ def test_fingerprints_of_one_orbit_print_the_same() -> None:
 
 
 def test_lines_are_wrapped_at_the_width_with_their_indent() -> None:
-    text = joined([TextLine("one two three four", 4), TextLine("a\x1b[2J")], width=12)
+    text = join_lines([TextLine("one two three four", 4), TextLine("a\x1b[2J")], width=12)
     assert text.splitlines() == ["    one two", "    three", "    four", "a\\x1b[2J"]
 
 
 def test_columns_are_aligned_and_numbers_right() -> None:
-    table = joined(columns(("name", "n"), [("a", "10"), ("bcdef", "2")], right=(1,)))
+    table = join_lines(columns(("name", "n"), [("a", "10"), ("bcdef", "2")], right=(1,)))
     assert table.splitlines() == ["name    n", "a      10", "bcdef   2"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conserved.discovery.fields import one_of
-from conserved.discovery.function import ParameterFunction, written_out
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
 
 Field = Callable[[Tensor, Any], Tensor]
 
@@ -48,7 +48,7 @@ def bracket_field(function: ParameterFunction, depth: int) -> Field:
 def vectors(function: ParameterFunction, theta: Tensor, depth: int, words: Any, count: int) -> Tensor:
     """Brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of."""
     rows, sizes = [], []
-    with written_out():
+    with without_fused_kernels():
         for place in range(count):
             word = one_of(words, place)
             if depth == 0:

@@ -20,7 +20,7 @@ from torch.func import functional_call
 import float64
 from conserved import LawSet
 from conserved.discovery.fields import one_of
-from conserved.discovery.function import ParameterFunction, function_of, written_out
+from conserved.discovery.function import ParameterFunction, function_of, without_fused_kernels
 from law_checks import Subject, imitate, logits_of, without_epsilon
 
 SMALL = 1e-9
@@ -120,7 +120,7 @@ def _fields(function: ParameterFunction, count: int, seed: int) -> tuple[Tensor,
     while sum(len(part) for part in points) < count and tries < 4 * count:
         theta = torch.stack([function.generic_point(generator) for _ in range(64)])
         samples = function.draw_many(theta[0], 64, generator)
-        with written_out():
+        with without_fused_kernels():
             try:
                 rows = torch.func.vmap(field, in_dims=(0, 0))(theta, samples)
             except (RuntimeError, NotImplementedError):

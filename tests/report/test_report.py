@@ -25,7 +25,7 @@ from conserved.output.figure import line, panels
 from conserved.report import NoSuchRunError, NotAStoreError, UnwritableError, write_report
 from conserved.report.claimcards import tally
 from conserved.report.contents import read
-from conserved.report.drawing import drawn
+from conserved.report.drawing import draw
 from conserved.report.mathematics import typeset
 from conserved.report.numerals import numeral, without_folders
 from conserved.report.page import Anchors
@@ -143,7 +143,7 @@ class TestDrawing:
     """Plots are drawn where the numbers say, in SVG that holds nothing but ink."""
 
     def line(self, trace: dict[str, Any], layout: dict[str, Any] | None = None) -> list[tuple[float, float]]:
-        page = Elements(str(drawn([{"type": "scatter", **trace}], layout or {}, small=False)))
+        page = Elements(str(draw([{"type": "scatter", **trace}], layout or {}, small=False)))
         path = marks(page, "line")[0]["d"]
         assert path is not None
         return numbers_in(path)
@@ -164,11 +164,11 @@ class TestDrawing:
 
     def test_what_has_no_place_leaves_a_gap(self) -> None:
         trace = {"type": "scatter", "mode": "lines", "x": [1, 2, 3, 4, 5], "y": [1.0, 2.0, None, math.nan, 3.0]}
-        path = marks(Elements(str(drawn([trace], {}, small=False))), "line")[0]["d"]
+        path = marks(Elements(str(draw([trace], {}, small=False))), "line")[0]["d"]
         assert path is not None
         assert path.count("M") == 2
         on_log = {**trace, "y": [1.0, -2.0, 0.0, 4.0, 8.0]}
-        path = marks(Elements(str(drawn([on_log], {"yaxis": {"type": "log"}}, small=False))), "line")[0]["d"]
+        path = marks(Elements(str(draw([on_log], {"yaxis": {"type": "log"}}, small=False))), "line")[0]["d"]
         assert path is not None
         assert path.count("M") == 2
 
@@ -176,7 +176,7 @@ class TestDrawing:
         trace = {"type": "bar", "x": ["a", "b", "c"], "y": [1.0, 2.0, 4.0]}
         found = [
             re.findall(r"V([0-9.]+)", str(bar["d"]))
-            for bar in marks(Elements(str(drawn([trace], {}, small=False))), "bar")
+            for bar in marks(Elements(str(draw([trace], {}, small=False))), "bar")
         ]
         heights = [float(base) - float(top) for top, base in found[:3]]
         assert heights == pytest.approx([heights[0], 2 * heights[0], 4 * heights[0]], rel=0.02)
@@ -186,7 +186,7 @@ class TestDrawing:
         apart = [{"type": "bar", "name": name, "x": [place], "y": [1.0]} for place, name in enumerate("pq")]
         widths = []
         for data in (both, apart):
-            found = marks(Elements(str(drawn(data, {}, small=True))), "bar")[:2]
+            found = marks(Elements(str(draw(data, {}, small=True))), "bar")[:2]
             spans = [tuple(map(float, re.findall(r"[MH](-?[0-9.]+)", str(bar["d"]))[:2])) for bar in found]
             assert spans[0][1] <= spans[1][0] + 0.2
             widths.append(spans[0][1] - spans[0][0])
@@ -194,7 +194,7 @@ class TestDrawing:
 
     def test_a_map_has_a_cell_for_every_number(self) -> None:
         trace = {"type": "heatmap", "z": [[0.0, 0.5], [1.0, None]], "x": [0, 1], "y": ["one", "two"]}
-        page = Elements(str(drawn([trace], {"yaxis": {"type": "category"}}, small=False)))
+        page = Elements(str(draw([trace], {"yaxis": {"type": "category"}}, small=False)))
         assert len(marks(page, "cell")) == 2 * 3, "wide and narrow"
         assert "0.5" in page.text
 
@@ -208,7 +208,7 @@ class TestDrawing:
     def test_panels_stand_under_each_other_where_there_is_little_room(self) -> None:
         layout = panels(["left", "right"], x="x", y="y", log=(False, False))
         data = [line([0.0, 1.0], [0.0, 1.0], name="n", color="#000000", panel=panel) for panel in (1, 2)]
-        wide, narrow = str(drawn(data, layout, small=False)).split('<svg class="narrow"')
+        wide, narrow = str(draw(data, layout, small=False)).split('<svg class="narrow"')
         starts = []
         for svg in (wide, narrow):
             frames = marks(Elements(svg if svg is wide else f"<svg {svg}"), "frame")
@@ -230,7 +230,7 @@ class TestDrawing:
             "text": [text] * 2,
         }
         layout = {"xaxis": {"title": {"text": text}}, "annotations": [{"text": text, "x": 0, "y": 1}]}
-        page = Elements(str(drawn([trace, trace | {"name": "other"}], layout, small=False)))
+        page = Elements(str(draw([trace, trace | {"name": "other"}], layout, small=False)))
         assert {tag for tag, _ in page.found} <= {"svg", "g", "path", "text", "title"}
         assert all(not name.startswith("on") and name != "href" for _, attributes in page.found for name in attributes)
         if "onclick" not in text:
@@ -260,7 +260,7 @@ class TestDrawing:
     @pytest.mark.parametrize("log", [False, True])
     def test_every_kind_of_data_has_a_drawing(self, data: list[dict[str, Any]], log: bool) -> None:
         kind = {"type": "log"} if log else {}
-        found = str(drawn(data, {"xaxis": kind, "yaxis": kind}, small=False))
+        found = str(draw(data, {"xaxis": kind, "yaxis": kind}, small=False))
         assert found.count("<svg") == 2
         assert "nan" not in found
         assert "inf" not in found

@@ -294,5 +294,5 @@ def test_a_document_that_is_not_json_is_refused_and_changes_nothing(tmp_path: Pa
 
 def test_an_audit_is_known_until_the_next_and_nothing_after_the_last() -> None:
     rows = [(1, "audit/residual", 1.0), (5, "audit/residual", 2.0)]
-    found = run_digest._held(rows, [0, 1, 3, 6, 9])["audit/residual"]
+    found = run_digest._hold_values(rows, [0, 1, 3, 6, 9])["audit/residual"]
     assert str(found) == "(nan, 1.0, 1.0, 2.0, nan)"

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import GradientsDoNotConserveError, Monitor, audit, blocks, gauge, recognize
-from conserved.alarm import Alarm, grouped
-from conserved.store.run_store import detailed
+from conserved.alarm import Alarm, group_alarms
+from conserved.store.run_store import is_detailed
 from conserved.tracking import RunStore, SQLite
 from plugged_in import CASES, Planted, loss_of
 
@@ -242,7 +242,7 @@ def test_alarms_of_one_family_are_one_with_the_first_step_the_worst_law_and_a_co
         Alarm(step=s, code="gradient", law=f"q[{h}]", value=v, limit=1.0, message=f"{v}", family="q")
         for s, h, v in ((3, 0, 2.0), (3, 1, 5.0), (4, 0, 3.0))
     ]
-    (one,) = grouped(alarms)
+    (one,) = group_alarms(alarms)
     assert (one.step, one.last, one.law, one.count, one.laws) == (3, 4, "q[1]", 3, ("q[0]", "q[1]"))
     assert "The same in 1 other law: q[0]." in str(one)
 
@@ -371,7 +371,7 @@ def test_clipping_by_value_is_recognised_and_not_called_wrong() -> None:
 
 
 def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp_path: Path) -> None:
-    kept = [step for step in range(1, 4001) if detailed(step, 250)]
+    kept = [step for step in range(1, 4001) if is_detailed(step, 250)]
     assert kept[:500] == list(range(1, 501))
     assert len(kept) == 500 + 250 + 250 + 250
     run(steps=12, monitor={"sinks": SQLite(tmp_path / "runs.db", detail=2), "run": "one"})

@@ -8,15 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
+from conserved._torch_compat import dispatch_modes, in_function_transform
 from conserved.attention.sampled_rows import SampledPositions
 
 WIDEST = 256
 """The widest head of which a tile fits the registers of a program."""
 
 _BLOCK = 64
-"""Tokens that a program reads at once."""
+"""Tokens that a program shifts."""
+
+_TILE = 8192
+"""Numbers in a tile of keys: two of keys and two of values are 64 KiB, which the shared memory of a processor holds."""
+
+ENABLED = True
+"""Whether kernels are used where they apply; a benchmark compares both."""
 
 
 def kernels_apply(*tensors: Tensor) -> bool:
@@ -27,11 +33,12 @@ def kernels_apply(*tensors: Tensor) -> bool:
     """
     first = tensors[0]
     return (
-        not torch.compiler.is_compiling()
+        ENABLED
+        and not torch.compiler.is_compiling()
         and all(_readable(tensor) and tensor.shape[-1] == first.shape[-1] for tensor in tensors)
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not in_function_transform()
         and not dispatch_modes()
-        and _can_compile(first.device)
+        and _can_compile(first)
     )
 
 
@@ -47,34 +54,35 @@ def _readable(tensor: Tensor) -> bool:
     )
 
 
-def _can_compile(device: torch.device) -> bool:
-    """Return whether kernels can be compiled for a device; tried once, because that takes a C compiler too.
+def _can_compile(tensor: Tensor) -> bool:
+    """Return whether kernels can be compiled for the device, width and precision of a tensor; tried once for each.
 
-    Nothing can be tried while a CUDA graph is recorded.
+    That takes a C compiler, and enough shared memory for a tile. Nothing can be tried while a CUDA graph is recorded.
     """
-    if device not in _COMPILE:
+    key = (tensor.device, tensor.shape[-1], tensor.dtype)
+    if key not in _COMPILED:
         if torch.cuda.is_current_stream_capturing():
             return False
-        _COMPILE[device] = find_spec("triton") is not None and _tried(device)
-    return _COMPILE[device]
+        _COMPILED[key] = find_spec("triton") is not None and _try_kernels(tensor)
+    return _COMPILED[key]
 
 
-_COMPILE: dict[torch.device, bool] = {}
-"""Whether kernels can be compiled, by device."""
+_COMPILED: dict[tuple[torch.device, int, torch.dtype], bool] = {}
+"""Whether kernels can be compiled, by device, width and precision."""
 
 
-def _tried(device: torch.device) -> bool:
-    ones = torch.ones(1, 1, 16, 16, device=device, dtype=torch.bfloat16)
+def _try_kernels(tensor: Tensor) -> bool:
+    ones = torch.ones(1, 1, 16, tensor.shape[-1], device=tensor.device, dtype=tensor.dtype)
     positions = SampledPositions.of(16, 16, 1)
     try:
-        constants = sampled_constants(ones, ones, ones, positions, 0.25, causal=True, gates=(2.0, 0.75))
+        constants = sampled_constants(ones, ones, ones, positions, 0.25, causal=True, gates=(2.0, 0.75, 1.0))
         shifted, _ = ShiftedKeysAndValues.apply(ones, ones, *constants)
         restored = ShiftedOutput.apply(shifted, constants[0])
         return bool((shifted == 0).all()) and bool((restored == 1).all())
     except Exception as problem:
         warnings.warn(
-            f"Triton cannot compile kernels for {device} ({type(problem).__name__}: {str(problem)[:200]}). Centered "
-            "attention uses PyTorch's operations, which are slower and give the same numbers.",
+            f"Triton cannot compile kernels for {tensor.device} ({type(problem).__name__}: {str(problem)[:200]}). "
+            "Centered attention uses PyTorch's operations, which are slower and give the same numbers.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -89,7 +97,7 @@ def sampled_constants(
     scale: float,
     *,
     causal: bool,
-    gates: tuple[float, float],
+    gates: tuple[float, float, float],
 ) -> tuple[Tensor, Tensor]:
     """Return the constants of keys and values, (batch, key heads, 1, width), from sampled rows, in one launch.
 
@@ -100,7 +108,8 @@ def sampled_constants(
         positions: the sampled queries.
         scale: the factor of the scores.
         causal: whether a query sees the keys up to its own only.
-        gates: how many standard deviations a component must exceed, and the least share that a head must gain.
+        gates: how many standard deviations a component must exceed, the least share that a head must gain, and the
+            largest change of scores by rounding.
 
     Returns:
         Constants in the precision of keys and values.
@@ -110,19 +119,23 @@ def sampled_constants(
     batch, heads, keys, width = key.shape
     groups = query.shape[1] // heads
     used = positions.number * groups
+    block = max(16, min(128, _TILE // _power(width)))
+    stride = -(-keys // block)
+    sampled = -(-keys // stride)
     constants = [torch.empty(batch, heads, 1, width, device=key.device, dtype=t.dtype) for t in (key, value)]
     strides = (stride for tensor in (query, key, value) for stride in tensor.stride()[:3])
     with torch.cuda.device_of(key):
         choose_constants[(batch * heads,)](
             *(query, key, value, *constants),
             *strides,
-            *(heads, keys, positions.first, positions.step, positions.number, used, scale, *gates),
+            *(heads, keys, positions.first, positions.step, positions.number, used, stride, sampled, scale, *gates),
             CAUSAL=causal,
             GROUPS=groups,
             WIDTH=width,
             COLUMNS=_power(width),
             ROWS=_power(used),
-            BLOCK=_BLOCK,
+            BLOCK=block,
+            num_stages=2,
         )
     return constants[0], constants[1]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from conserved._torch_compat import tree_map_only
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
-from conserved.inference.moving_parameters import moved, runs
+from conserved.inference.moving_parameters import move_parameters, runs
 from conserved.laws.identities import HALF
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
@@ -26,6 +29,10 @@ _SEEDS = 6
 _SOFT = 0.2
 """The share of what half a motion does to the outputs that a law up to ε may do to them."""
 
+_SAME_WAY = 1e-2
+"""The same for the call that is audited: laws up to ε were seen to hold to a ten-thousandth or so when they were read.
+A part of the model that they leave out changes the outputs by its share of them."""
+
 _FITTED = 4
 """Numbers that one factor must fit to be the explanation: fewer are fitted by chance."""
 
@@ -40,7 +47,7 @@ _CUT = 16
 
 
 def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
-    """Of broken laws that were not read off the program as a proof, those that the forward pass does not keep either.
+    """Return broken laws without a proof that the forward pass does not keep either.
 
     Parameters are moved along them, with the inputs that the laws were read off and the randomness of several seeds.
     """
@@ -50,16 +57,57 @@ def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tupl
     doubted = [symmetry for symmetry in broken if symmetry.source != "typed"][:EXPLAINED]
     if not doubted or not isinstance(known, Derivation) or known.call is None:
         return result
-    run = runs(backward.model, *known.call)
-    theta = dict(backward.model.named_parameters())
+    return result | _not_kept(backward, doubted, known.call)
+
+
+def of_another_way(
+    backward: BackwardPass,
+    broken: Sequence[Symmetry],
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    start: Callable[[], None],
+) -> dict[str, tuple[str, ...]]:
+    """Return broken laws that the audited call does not keep, because it took another path than the one they were read
+    off.
+
+    Experts that got no token then, or layers that were dropped, are no part of such a law.
+
+    Args:
+        backward: the audited pass.
+        broken: the laws.
+        call: the arguments of its forward pass.
+        start: sets random generators to where they were before it.
+
+    Returns:
+        Words for each of those laws, by its name.
+    """
+    return _not_kept(backward, list(broken)[:EXPLAINED], call, start, soft=_SAME_WAY)
+
+
+def _not_kept(
+    backward: BackwardPass,
+    doubted: Sequence[Symmetry],
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    start: Callable[[], None] | None = None,
+    *,
+    soft: float = _SOFT,
+) -> dict[str, tuple[str, ...]]:
+    """Return the laws along which a call of the model changes its outputs, and words."""
+    result: dict[str, tuple[str, ...]] = {}
+    if not doubted:
+        return result
+    theta: dict[str, Tensor] = dict(backward.model.named_parameters())
+    if any(value.dtype in HALF for value in theta.values()):
+        # Half precision rounds away what a motion does to the outputs.
+        theta, call = tree_map_only(Tensor, _widened, (theta, call))
+    run = runs(backward.model, *call, start=start)
     try:
-        if all(moved(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
+        if all(move_parameters(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
             return result
         for symmetry in doubted:
-            changes = [moved(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
-            worst = max(changes, key=lambda one: one.change)
+            changes = [move_parameters(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
+            worst = max(changes, key=lambda item: item.change)
             # A law up to ε changes the outputs by as much as ε is worth.
-            bound = 0.0 if symmetry.exact else _SOFT
+            bound = 0.0 if symmetry.exact else soft
             if any(change.holds is False and change.change > bound * change.half for change in changes):
                 text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is no law here"
                 result[symmetry.name] = (f"{EITHER}: {text}",)
@@ -69,15 +117,21 @@ def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tupl
     return result
 
 
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.detach().float() if tensor.dtype in HALF else tensor
+
+
 def _longer(broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
-    """Broken laws of tables with rows that the call the laws were read off did not reach, and that are reached now."""
+    """Return broken laws of tables with rows that the call the laws were read off did not reach, and that are reached
+    now.
+    """
     reached = {name for symmetry in broken if symmetry.family == "unused" for name in symmetry.parameters}
     text = "rows have a gradient that inputs did not reach when the laws were read off: infer them from longer inputs"
     return {symmetry.name: (text,) for symmetry in broken if reached.intersection(symmetry.parameters)}
 
 
 def lost_since(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, str]:
-    """Of laws that seem broken, those that are none any more because of what training did to a table."""
+    """Return laws that seem broken but no longer hold because of what training did to a table."""
     looked_up = tables(backward.model) if broken else {}
     return {symmetry.name: reason for symmetry in broken if (reason := lost(symmetry, looked_up))}
 
@@ -93,18 +147,18 @@ def clipped_at(broken: Sequence[Symmetry], gradients: Tensors) -> float | None:
     if not tensors:
         return None
     peaks = [tensor.abs().max() for tensor in tensors]
-    peak = float(torch.stack([one.double().to(peaks[0].device) for one in peaks]).max())
+    peak = float(torch.stack([part.double().to(peaks[0].device) for part in peaks]).max())
     if not 0 < peak < math.inf:
         return None
     cut = [tensor.abs() == peak for tensor in tensors]
-    many = sum(int(one.sum()) for one in cut)
+    many = sum(int(part.sum()) for part in cut)
     if any(tensor.dtype in HALF for tensor in tensors):
         # Few bits: neighbours of the largest magnitude share its value. Clipping leaves more there than just below.
         below = sum(int(((tensor.abs() >= _NEAR * peak) & (tensor.abs() < peak)).sum()) for tensor in tensors)
         many = many if many > below else 0
     pairs = zip(tensors, cut, strict=True)
-    both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in pairs)
-    return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
+    both = any(bool((part[where] > 0).any()) and bool((part[where] < 0).any()) for part, where in pairs)
+    return peak if many >= _CUT and both and sum(bool(part.any()) for part in cut) > 1 else None
 
 
 def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, gradients: Tensors) -> float | None:

@@ -21,7 +21,15 @@ from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_
 from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
 from conserved.auditing.epsilon_replay import decide_up_to_epsilon
-from conserved.auditing.explanations import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
+from conserved.auditing.explanations import (
+    EITHER,
+    EXPLAINED,
+    clipped_at,
+    decay_in_gradient,
+    lost_since,
+    of_another_way,
+    untrue,
+)
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.law_places import described
@@ -35,7 +43,7 @@ from conserved.auditing.noise import (
     wrong_factors,
 )
 from conserved.auditing.reference_comparison import compare_with_reference
-from conserved.auditing.replay import ClosureReplay, Replay, alone
+from conserved.auditing.replay import ClosureReplay, RecordedPass, Replay, alone
 from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
@@ -372,6 +380,11 @@ class _Case:
         if not self.backward.assembly.groups:
             # Moving parameters runs the model again, which processes with different suspicions would not do together.
             self.set_aside(untrue(self.backward, self.suspected), into=self.no_laws)
+            if isinstance(replay, RecordedPass) and replay.call is not None:
+                strange = [self.symmetries[place] for place in self.broken if self._is_of_program(place)]
+                self.set_aside(
+                    of_another_way(self.backward, strange, replay.call, replay.restore_random), into=self.no_laws
+                )
         clipped = clipped_at(self.suspected, gradients) if self.broken and gradients is not None else None
         if clipped is not None:
             self.leave_open(self.broken)
@@ -380,6 +393,10 @@ class _Case:
             if self.decayed is not None:
                 self.leave_open(self.broken)
         return clipped
+
+    def _is_of_program(self, place: int) -> bool:
+        found = self.diagnoses.get(place)
+        return found is not None and found.origin is Origin.PROGRAM
 
     def _widen_underflow(self, gradients: Tensors) -> None:
         """Hold identities of gradients in float16 against what underflow leaves of them."""
@@ -412,7 +429,8 @@ class _Case:
             if found.origin is not Origin.UNKNOWN:
                 self.limits[place] = max(self.limits[place], found.limit)
         self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
-        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin is Origin.PRECISION])
+        excused = (Origin.PRECISION, Origin.DESIGN)
+        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin in excused])
 
     def _decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
         """Whether an earlier replay has decided this residual too: a defect that stays, or noise of the same size."""

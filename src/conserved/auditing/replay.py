@@ -24,7 +24,7 @@ from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import Hook, guarded
 from conserved.errors import ConservedError
 from conserved.inference import being_followed
-from conserved.inference.program_state import undisturbed
+from conserved.inference.program_state import preserve_state
 
 SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
@@ -67,7 +67,7 @@ class Replay(ABC):
             ReplayError: the pass cannot be run again.
         """
         wanted = [*parameters.values()]
-        with _restored(self.model), torch.enable_grad():
+        with state_kept(self.model), torch.enable_grad():
             outputs, cotangents = self._outputs(form)
             self.runs += 1
             scaled = [cotangent * scale for cotangent in cotangents]
@@ -93,7 +93,7 @@ class ClosureReplay(Replay):
 
     def loss(self, form: PassForm) -> float:
         """Return the loss in some form, without a graph."""
-        with _restored(self.model), torch.no_grad(), form.applied():
+        with state_kept(self.model), torch.no_grad(), form.applied():
             return float(self._closure())
 
     def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
@@ -161,6 +161,16 @@ class RecordedPass(Replay):
     def clear(self) -> None:
         """Forget the recorded call and everything it holds."""
         self._call = None
+
+    @property
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of the recorded call, if there is one."""
+        return None if self._call is None else (self._call.args, self._call.kwargs)
+
+    def restore_random(self) -> None:
+        """Set all random generators to where they were before the recorded call."""
+        if self._call is not None:
+            self._call.generators.restore()
 
     @property
     def obstacle(self) -> str:
@@ -280,7 +290,7 @@ class RandomState:
 
 
 @contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
+def state_kept(model: nn.Module) -> Iterator[None]:
     """Put back random generators, buffers and what modules keep besides, at the end."""
     drawn = RandomState.now()
     buffers = [
@@ -289,7 +299,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
     held = [(module, dict(module._buffers)) for module in model.modules()]
-    with undisturbed(model):
+    with preserve_state(model):
         try:
             yield
         finally:

@@ -37,11 +37,11 @@ class Elementary(ABC):
 
     @abstractmethod
     def full(self, shape: tuple[int, ...], value: int) -> Any:
-        """One whole number everywhere, or in a shape that broadcasts to this one."""
+        """Return one whole number everywhere, or in a shape that broadcasts to this one."""
 
     @abstractmethod
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Any:
-        """2/√π, the derivative of erf at 0, likewise."""
+        """Return 2/√π, the derivative of erf at 0, likewise."""
 
 
 class Numbers(Elementary):
@@ -49,7 +49,7 @@ class Numbers(Elementary):
 
     @abstractmethod
     def array(self, values: Sequence[float | int | Fraction], shape: tuple[int, ...]) -> Array:
-        """Exact numbers as an array."""
+        """Return exact numbers as an array."""
 
     @abstractmethod
     def matmul(self, a: Array, b: Array) -> Array:
@@ -57,11 +57,11 @@ class Numbers(Elementary):
 
     @abstractmethod
     def greater(self, node: Node, a: Array, b: Array, moving: bool) -> Array:
-        """1 where a > b; equal numbers are a kink, and undecided, if they move with θ."""
+        """Return 1 where a > b; equal numbers are a kink, and undecided, if they move with θ."""
 
     @abstractmethod
     def order(self, node: Node, a: Array, moving: bool) -> Array:
-        """Positions along the last axis, largest first; ties are undecided if they move with θ."""
+        """Return positions along the last axis, largest first; ties are undecided if they move with θ."""
 
     def shortcut(self, node: Node, inputs: Sequence[dict[int, Array]]) -> dict[int, Array] | None:
         """Return the value of a node, where it can be had without computing it."""
@@ -81,7 +81,7 @@ class Numbers(Elementary):
         return self.full(shape, 0)
 
     def real(self, a: Array) -> Array:
-        """Whole numbers as numbers of this kind."""
+        """Return whole numbers as numbers of this kind."""
         return self.array([int(v) for v in a.ravel()], a.shape)
 
 

@@ -36,7 +36,7 @@ class FloatArrays(Elementary):
     """Plain float64."""
 
     def exact(self, values: Array) -> SampleArray:
-        """Floating-point numbers as they are."""
+        """Return floating-point numbers as they are."""
         return values
 
     def apply(self, function: str, a: SampleArray) -> SampleArray:
@@ -61,11 +61,11 @@ class FloatArrays(Elementary):
         return a.sum(-1)
 
     def gathered(self, add: Callable[[Array], Array], a: SampleArray, longest: int) -> SampleArray:
-        """Sums of at most `longest` entries each."""
+        """Return sums of at most `longest` entries each."""
         return add(a)
 
     def bounds(self, a: SampleArray) -> tuple[Array, Array]:
-        """Lower and upper ends."""
+        """Return lower and upper ends."""
         return a, a
 
 
@@ -126,11 +126,11 @@ class SampleBatch:
         self._orders: dict[int, tuple[Array, Array, int]] = {}
 
     def point(self, theta: Sequence[float]) -> Jet:
-        """θ, the same for all samples."""
+        """Return θ, the same for all samples."""
         return Jet({0: self.arrays.exact(np.array([theta], dtype=np.float64))})
 
     def bracket(self, theta: Jet, word: Sequence[Samples]) -> Jet:
-        """[…[[X_0, X_1], X_2]…, X_k] at θ."""
+        """Return […[[X_0, X_1], X_2]…, X_k] at θ."""
         *inner, last = word
         if not inner:
             return self.gradient(theta, last)
@@ -138,7 +138,7 @@ class SampleBatch:
         return forward - backward
 
     def terms(self, theta: Jet, inner: Sequence[Samples], last: Samples) -> tuple[Jet, Jet]:
-        """DX·A and DA·X for A the bracket of the inner samples and X the field of the last."""
+        """Return DX·A and DA·X for A the bracket of the inner samples and X the field of the last."""
         bit = theta.bit << 1 or 1
         a = self.bracket(theta, inner)
         both = self.gradient(theta + a.times_direction(bit), last)
@@ -146,7 +146,7 @@ class SampleBatch:
         return both.along(bit), back.along(bit)
 
     def gradient(self, theta: Jet, samples: Samples) -> Jet:
-        """∇_θ ⟨f(x; θ), v⟩, one row for each sample."""
+        """Return ∇_θ ⟨f(x; θ), v⟩, one row for each sample."""
         program = self.program
         values = self._run(theta, samples)
         adjoints: dict[int, Jet] = {program.output: Jet({0: self.arrays.exact(samples.v)})}
@@ -201,13 +201,13 @@ class SampleBatch:
         if op == "choose":
             return self._joined(lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
         if op == "take":
-            return self._joined(lambda *parts: _taken(node, parts), inputs)
+            return self._joined(lambda *parts: _take(node, parts), inputs)
         if op == "gather":
             index = _flat_index(inputs[1], math.prod(self.program.nodes[node.inputs[0]].shape))
-            return self._moved(lambda p: _picked(p, index, node.shape), inputs[0])
+            return self._moved(lambda p: _pick(p, index, node.shape), inputs[0])
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
-            return self._joined(lambda a, b: _replaced(a, index, b), (inputs[0], inputs[2]))
+            return self._joined(lambda a, b: _replace(a, index, b), (inputs[0], inputs[2]))
         raise NotBatchedError(f"{op} is computed sample by sample.")
 
     def _moved(self, change: Callable[[Array], Array], a: Jet) -> Jet:
@@ -225,7 +225,7 @@ class SampleBatch:
         return Jet(parts)
 
     def _whole(self, node: Node, inputs: list[Array]) -> Array:
-        """Whole numbers, where machine integers hold them exactly."""
+        """Return whole numbers, where machine integers hold them exactly."""
         sizes = [int(np.abs(a).max(initial=0)) for a in inputs]
         if node.op in ("add", "subtract", "multiply"):
             if (sizes[0] + 1) * (sizes[1] + 1) >= 2**62:
@@ -237,13 +237,13 @@ class SampleBatch:
                 raise NotBatchedError("Whole numbers could overflow.")
             return np.asarray(inputs[0].sum(-1))
         if node.op == "take":
-            return _taken(node, inputs)
+            return _take(node, inputs)
         if node.op == "choose":
             return np.where(inputs[0], inputs[1], inputs[2])
         if node.op == "gather":
-            return _picked(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
+            return _pick(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
         if node.op == "scatter":
-            return _replaced(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
+            return _replace(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
         raise NotBatchedError(f"{node.op} of whole numbers is computed sample by sample.")
 
     def _compared(self, op: str, inputs: list[Any], moving: bool) -> Array:
@@ -254,7 +254,7 @@ class SampleBatch:
             return np.asarray(first > rest[0] if op == "greater" else first == rest[0]).astype(np.int64)
         low, high = self.arrays.bounds(inputs[0].value)
         if op == "order":
-            return _ordered(low, high, moving and isinstance(self.arrays, IntervalArrays))
+            return _order(low, high, moving and isinstance(self.arrays, IntervalArrays))
         other_low, other_high = self.arrays.bounds(inputs[1].value)
         above, below = low > other_high, high < other_low
         if not isinstance(self.arrays, IntervalArrays):
@@ -292,8 +292,8 @@ class SampleBatch:
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
             shape = inputs[2].value.shape[1:]
-            retained = self._moved(lambda p: _replaced(p, index, np.zeros((1, *shape))), g)
-            return [retained, None, self._moved(lambda p: _picked(p, index, shape), g)]
+            retained = self._moved(lambda p: _replace(p, index, np.zeros((1, *shape))), g)
+            return [retained, None, self._moved(lambda p: _pick(p, index, shape), g)]
         if op == "take":
             return self._taken_back(node, g, [item.value.shape[1:] for item in inputs])
         raise NotBatchedError(f"{op} is differentiated sample by sample.")
@@ -337,8 +337,8 @@ class SampleBatch:
         return [piece(low, high, shape) for low, high, shape in zip(ends[:-1], ends[1:], shapes, strict=True)]
 
 
-def _taken(node: Node, parts: Sequence[Array]) -> Array:
-    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
+def _take(node: Node, parts: Sequence[Array]) -> Array:
+    """Return entries of the inputs, joined; the place −1 is the zero put at the end."""
     count = max(len(part) for part in parts)
     flat = [np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))) for part in parts]
     joined = np.concatenate([*flat, np.zeros((count, 1), dtype=parts[0].dtype)], axis=1)
@@ -351,15 +351,15 @@ def _flat_index(index: Array, size: int) -> Array:
     return index.reshape(len(index), -1)
 
 
-def _picked(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
+def _pick(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
     flat = part.reshape(len(part), -1)
     count = max(len(flat), len(index))
     flat = np.broadcast_to(flat, (count, flat.shape[1]))
     return np.take_along_axis(flat, np.broadcast_to(index, (count, index.shape[1])), 1).reshape(count, *shape)
 
 
-def _replaced(part: Array, index: Array, values: Array) -> Array:
-    """Entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
+def _replace(part: Array, index: Array, values: Array) -> Array:
+    """Return entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
     ordered = np.sort(index, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise NotBatchedError("An entry is scattered to twice.")
@@ -370,8 +370,11 @@ def _replaced(part: Array, index: Array, values: Array) -> Array:
     return flat.reshape(count, *part.shape[1:])
 
 
-def _ordered(low: Array, high: Array, moving: bool) -> Array:
-    """Positions along the last axis, largest first; neighbours that intervals cannot tell apart are undecided."""
+def _order(low: Array, high: Array, moving: bool) -> Array:
+    """Return positions along the last axis, largest first.
+
+    Neighbours that intervals cannot tell apart are undecided.
+    """
     order = np.argsort(-(low + high), axis=-1, kind="stable")
     if (low == high).all() and not moving:
         return order
@@ -384,13 +387,13 @@ def _ordered(low: Array, high: Array, moving: bool) -> Array:
 
 
 def chunk_size(program: Program, depth: int) -> int:
-    """Samples that are run together: as many as keep all values of a program within some hundred megabytes."""
+    """Return samples that are run together: as many as keep all values of a program within some hundred megabytes."""
     entries = sum(math.prod(node.shape) for node in program.nodes)
     return max(1, min(256, (1 << 23) // max(1, entries << depth)))
 
 
-def stacked(samples: Sequence[tuple[tuple[Array, ...], Sequence[int]]]) -> Samples:
-    """Several (x, v) as one batch."""
+def stack(samples: Sequence[tuple[tuple[Array, ...], Sequence[int]]]) -> Samples:
+    """Return several (x, v) as one batch."""
     tensors = zip(*(x for x, _ in samples), strict=True)
     return Samples(
         tuple(np.stack([np.asarray(t) for t in each]) for each in tensors),

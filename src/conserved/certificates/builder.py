@@ -49,7 +49,7 @@ class Builder:
         return NodeRef(len(self.nodes) - 1, fresh.shape, fresh.discrete)
 
     def constant(self, value: Tensor | float | int | bool) -> NodeRef:
-        """Numbers known while tracing."""
+        """Return numbers known while tracing."""
         tensor = torch.as_tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
         if tensor.is_complex():
             raise NoRuleError("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
@@ -67,11 +67,11 @@ class Builder:
         return item if isinstance(item, NodeRef) else self.constant(item)
 
     def full(self, shape: Sequence[int], value: float | int, discrete: bool) -> NodeRef:
-        """One number everywhere."""
+        """Return one number everywhere."""
         return self.constant(torch.full(tuple(shape), value, dtype=torch.int64 if discrete else torch.float64))
 
     def truth(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
-        """1 where a number is not zero."""
+        """Return 1 where a number is not zero."""
         ref = self.ref(item)
         if not ref.discrete:
             raise NoRuleError("Whether a real is zero has no rule in ball arithmetic.")
@@ -80,11 +80,11 @@ class Builder:
         return self.opposite(self.node("equal", ref, self.full(ref.shape, 0, True), shape=ref.shape))
 
     def real(self, a: NodeRef) -> NodeRef:
-        """As reals."""
+        """Return a node as reals."""
         return self.node("real", a, shape=a.shape) if a.discrete else a
 
     def take(self, inputs: Sequence[NodeRef], places: Tensor) -> NodeRef:
-        """Entries of the inputs, joined; −1 is a zero."""
+        """Return entries of the inputs, joined; −1 is a zero."""
         flat = places.flatten().numpy().astype(np.int64)
         if len(inputs) == 1 and inputs[0].shape == tuple(places.shape) and np.array_equal(flat, np.arange(len(flat))):
             return inputs[0]
@@ -95,7 +95,7 @@ class Builder:
         return self.take([a], positions(a.shape).broadcast_to(tuple(shape)))
 
     def together(self, *items: Any) -> list[NodeRef]:
-        """Operands broadcast to one shape and one kind."""
+        """Return operands broadcast to one shape and one kind."""
         refs = [self.ref(item) for item in items]
         shape = torch.broadcast_shapes(*(ref.shape for ref in refs))
         if any(not ref.discrete for ref in refs):
@@ -113,7 +113,7 @@ class Builder:
     greater = partialmethod(binary, "greater")
 
     def divide(self, a: Any, b: Any) -> NodeRef:
-        """a/b, with the reciprocal taken before broadcasting."""
+        """Return a/b, with the reciprocal taken before broadcasting."""
         return self.multiply(self.real(self.ref(a)), self.unary("reciprocal", self.ref(b)))
 
     def unary(self, op: str, a: NodeRef) -> NodeRef:
@@ -125,11 +125,11 @@ class Builder:
         return self.subtract(self.constant(0 if a.discrete else 0.0), a)
 
     def opposite(self, a: NodeRef) -> NodeRef:
-        """Not, of a mask."""
+        """Return the negated mask."""
         return self.subtract(self.constant(1), a)
 
     def choose(self, condition: Any, a: Any, b: Any) -> NodeRef:
-        """a where the condition holds, else b."""
+        """Return a where the condition holds, else b."""
         condition = self.ref(condition)
         left, right = self.together(a, b)
         shape = torch.broadcast_shapes(condition.shape, left.shape)
@@ -137,7 +137,7 @@ class Builder:
         return self.node("choose", *parts, shape=shape)
 
     def sum(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
-        """Over axes."""
+        """Return over axes."""
         n = len(a.shape)
         if not n:
             return a
@@ -165,11 +165,11 @@ class Builder:
         return self.node("matmul", a, b, shape=(*a.shape[:-1], b.shape[-1]))
 
     def gather(self, a: NodeRef, index: NodeRef) -> NodeRef:
-        """Entries of the flattened a at computed places."""
+        """Return entries of the flattened a at computed places."""
         return self.node("gather", a, index, shape=index.shape)
 
     def along(self, index: NodeRef, shape: Sequence[int], axis: int) -> NodeRef:
-        """Places in a flattened tensor of a shape, for an index along one axis as torch.gather understands it."""
+        """Return flat positions in a tensor of a shape, for an index along one axis as in `torch.gather`."""
         axis %= len(shape)
         offsets = positions(shape).narrow(axis, 0, 1)
         offsets = offsets[tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(index.shape))]
@@ -178,5 +178,5 @@ class Builder:
 
 
 def positions(shape: Sequence[int]) -> Tensor:
-    """0, 1, 2, … in a shape."""
+    """Return 0, 1, 2, … in a shape."""
     return torch.arange(int(np.prod(shape))).reshape(tuple(shape))

@@ -25,7 +25,7 @@ from conserved.certificates.proof import (
     proved_by_argument,
     random_fields,
 )
-from conserved.certificates.validate import only, shown
+from conserved.certificates.validate import format_value, only
 from conserved.output import html
 from conserved.output.printable import printable
 from conserved.verdict import Evidence, Status, Verdict
@@ -49,7 +49,7 @@ class Findings:
 
 
 def examine(contents: CertificateContents, progress: Progress | None = None) -> Findings:
-    """Redo every proof from the contents alone."""
+    """Return redo every proof from the contents alone."""
     say = progress or (lambda message: None)
     refuse_costly(contents)
     say(f"proving {len(contents.words)} brackets of {contents.program.size} parameters independent")
@@ -81,7 +81,7 @@ def _tier(
 
 
 def pieces(contents: CertificateContents) -> list[tuple[Input, Any]]:
-    """Inputs that differ in their discrete tensors or in what comparisons give; one for each pattern."""
+    """Return inputs that differ in their discrete tensors or in what comparisons give; one for each pattern."""
     used = sorted({contents.samples[s][0] for word in contents.words for s in word})
     by_pattern: dict[Any, tuple[Input, Any]] = {}
     for index in used:
@@ -211,7 +211,9 @@ class Certificate:
         version = record.get("version")
         if type(version) is not int or version not in READ:
             known = " and ".join(map(str, READ))
-            raise MalformedError(f"The certificate has version {shown(version)}; this program reads versions {known}.")
+            raise MalformedError(
+                f"The certificate has version {format_value(version)}; this program reads versions {known}."
+            )
         only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)
         refuse_costly(contents)
@@ -246,7 +248,7 @@ class Certificate:
         return replace(self, verdict=self.check(progress))
 
     def outcome(self) -> dict[str, Any]:
-        """The statement of the certificate and how well it is known, without the data of the proof."""
+        """Return the statement of the certificate and how well it is known, without the data of the proof."""
         return claim(self.contents, self.tiers) | {
             "complete": self.complete,
             "verdict": self.verdict.status.value,
@@ -261,7 +263,8 @@ class Certificate:
         }
 
     def check(self, progress: Progress | None = None) -> Verdict:
-        """Redo the whole proof from the contents, with derivatives by this library's own rules in ball arithmetic.
+        """Return redo the whole proof from the contents, with derivatives by this library's own rules in ball
+        arithmetic.
 
         Args:
             progress: called with one line for every stage of the proof.

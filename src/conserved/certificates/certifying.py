@@ -19,14 +19,21 @@ from conserved.certificates.contents import FORMAT, VERSION, CertificateContents
 from conserved.certificates.differentiate import Sample, gradient, run
 from conserved.certificates.form import Form
 from conserved.certificates.jets import Jet
-from conserved.certificates.listing import listed
+from conserved.certificates.listing import list_forms
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input
 from conserved.certificates.ranges import refuse_wraparound
 from conserved.certificates.stopped_gradients import refuse_hooks, refuse_outside_reads, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
 from conserved.discovery import find_laws
-from conserved.discovery.function import Inputs, ParameterFunction, UnsuitableError, function_of, to_device, written_out
+from conserved.discovery.function import (
+    Inputs,
+    ParameterFunction,
+    UnsuitableError,
+    function_of,
+    to_device,
+    without_fused_kernels,
+)
 from conserved.discovery.listed import upright
 from conserved.discovery.metric import Metric, in_metric
 from conserved.inference import recognize
@@ -99,7 +106,7 @@ def certify(
             f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
             "Certify a narrower model of the same architecture, or freeze what is not of interest."
         )
-    traced = _traced(function, f, seed, say)
+    traced = _trace(function, f, seed, say)
     options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
 
     def search() -> LawSet:
@@ -139,8 +146,8 @@ class _Traced:
     """The first input, as the function takes it."""
 
 
-def _traced(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Traced:
-    """The program of a function, unless its gradient is not that of what it computes."""
+def _trace(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Traced:
+    """Return the program of a function, unless its gradient is not that of what it computes."""
     generator = torch.Generator().manual_seed(seed)
     theta = (function.generic_point(generator) * _GRID).round() / _GRID
     first = to_device(_one(function, generator), function.device)
@@ -165,11 +172,13 @@ def _laws_and_words(
     seed: int,
     say: Progress,
 ) -> tuple[list[list[Form]], list[list[int]], list[tuple[int, list[int]]], str]:
-    """Laws to list and words that leave room for no others, with their samples, and in words where laws are from."""
+    """Return laws to list and words that leave room for no others, with their samples, and in words where laws are
+    from.
+    """
     program, theta, inputs = traced.program, traced.theta, traced.inputs
 
     def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
-        groups = listed(chosen, function, program, theta, [Input(x) for x in inputs], seed)
+        groups = list_forms(chosen, function, program, theta, [Input(x) for x in inputs], seed)
         return groups, program.size - sum(map(len, groups))
 
     laws, origin = (given, GIVEN) if given is not None else read_off(function, traced.first)
@@ -207,7 +216,7 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
 
 
 def together(inferred: LawSet, searched: LawSet) -> LawSet:
-    """Both lists of laws; those that say the same are sorted out by their gradients."""
+    """Return both lists of laws; those that say the same are sorted out by their gradients."""
     names = {symmetry.name for symmetry in inferred}
     others = [
         replace(symmetry, block=f"{symmetry.block}.searched" if symmetry.block else "searched")
@@ -248,7 +257,7 @@ def _arrays(x: Any) -> tuple[Array, ...]:
 def _faithful(
     function: ParameterFunction, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator
 ) -> None:
-    """The program must compute what the function computes, and its gradient must be the one training follows.
+    """Require that the program computes the function, and that its gradient is the one training follows.
 
     Every input is tried at a point of its own, so that a value taken out of θ while tracing shows.
     """
@@ -256,7 +265,7 @@ def _faithful(
     for index, x in enumerate(pool):
         where = theta if not index else function.generic_point(generator)
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
-        with written_out():
+        with without_fused_kernels():
             value = function(where, x).detach().numpy()
             expected = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
         point = Jet({0: where.numpy()})

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.arithmetic import Array, Floats
-from conserved.certificates.batches import FloatArrays, NotBatchedError, SampleBatch, chunk_size, stacked
+from conserved.certificates.batches import FloatArrays, NotBatchedError, SampleBatch, chunk_size, stack
 from conserved.certificates.differentiate import Sample, bracket, gradient
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import Program
@@ -81,7 +81,7 @@ def choose(
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Samples (which input, v) and at most `target` words (places of samples) whose brackets look independent."""
+    """Return samples (input, v) and at most `target` words (sample numbers) whose brackets look independent."""
     rng = np.random.default_rng(seed)
     choice = Choice(program.size)
     samples: list[tuple[int, list[int]]] = []
@@ -121,7 +121,7 @@ BracketWord = Sequence[tuple[tuple[Array, ...], Sequence[int]]]
 
 
 def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> Vectors:
-    """Brackets of words of one length, each over the size of its terms; zero where it is not finite."""
+    """Return brackets of words of one length, each over the size of its terms; zero where it is not finite."""
     with np.errstate(all="ignore"):
         try:
             step = chunk_size(program, len(words[0]) - 1)
@@ -139,7 +139,7 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Brack
     """Return the two terms that brackets are differences of, for many words at once; the second is zero for fields."""
     batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
-    *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
+    *inner, last = (stack([word[k] for word in words]) for k in range(len(words[0])))
     terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), Jet({}))
     shape = len(words), program.size
     first, second = (np.broadcast_to(part.parts.get(0, np.zeros((1, program.size))), shape) for part in terms)
@@ -162,7 +162,7 @@ def _single_terms(program: Program, theta: Sequence[float], word: BracketWord) -
 def _used(
     samples: list[tuple[int, list[int]]], words: Iterable[list[int]]
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Samples that words use, renumbered."""
+    """Return samples that words use, renumbered."""
     words = list(words)
     needed = sorted({index for word in words for index in word})
     order = {old: new for new, old in enumerate(needed)}

@@ -18,11 +18,11 @@ from conserved.certificates.proof import MOST_BITS, Input
 from conserved.certificates.validate import (
     LARGEST,
     WHOLE,
+    format_value,
     kind_of,
     only,
     read_program,
     real_number,
-    shown,
     whole_number,
 )
 from conserved.output.printable import printable
@@ -69,7 +69,7 @@ class CertificateContents:
         return [[(self.inputs[self.samples[s][0]], self.samples[s][1]) for s in word] for word in self.words]
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON. Reals are hexadecimal floating point, which is exact."""
+        """Return plain data, for JSON. Reals are hexadecimal floating point, which is exact."""
         return {
             "about": dict(self.about),
             "parameters": [{"name": name, "shape": list(shape)} for name, shape in self.parameters.items()],
@@ -91,7 +91,7 @@ class CertificateContents:
 
 
 def parse(text: str | bytes) -> Any:
-    """JSON without what two readers could take differently: repeated names, NaN, bytes that are no text."""
+    """Return JSON without what two readers could take differently: repeated names, NaN, bytes that are no text."""
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         record = dict(pairs)
@@ -117,7 +117,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def digest(record: Mapping[str, Any]) -> str:
-    """SHA-256 of everything but the digest."""
+    """Return SHA-256 of everything but the digest."""
     rest = {key: value for key, value in record.items() if key != "digest"}
     try:
         text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -135,8 +135,8 @@ def read(record: Mapping[str, Any]) -> CertificateContents:
         only(item, {"name", "shape"}, "A parameter")
         name = item.get("name")
         if not isinstance(name, str) or name in parameters:
-            raise MalformedError(f"The parameter {shown(name)} has no name of its own.")
-        sizes = _each(item.get("shape"), f"shape of {shown(name)}", partial(whole_number, most=LARGEST))
+            raise MalformedError(f"The parameter {format_value(name)} has no name of its own.")
+        sizes = _each(item.get("shape"), f"shape of {format_value(name)}", partial(whole_number, most=LARGEST))
         parameters[name] = tuple(sizes)
     if sum(math.prod(shape) for shape in parameters.values()) != program.size:
         raise MalformedError("The shapes of the parameters do not add up to the size of θ.")
@@ -181,7 +181,7 @@ def _about(value: Any) -> dict[str, str]:
     mapping = _mapping(value, "about")
     for key, text in mapping.items():
         if not isinstance(text, str):
-            raise MalformedError(f"about.{shown(key)} is {kind_of(text)}; expected text.")
+            raise MalformedError(f"about.{format_value(key)} is {kind_of(text)}; expected text.")
     return dict(mapping)
 
 

@@ -39,7 +39,7 @@ class Cost:
 
 
 def program_cost(program: Program) -> Cost:
-    """One run of a program on plain numbers: entries of all nodes, and products and entries it computes."""
+    """Return one run of a program on plain numbers: entries of all nodes, and products and entries it computes."""
     numbers = products = 0
     for node in program.nodes:
         entries = prod(node.shape)
@@ -90,5 +90,5 @@ def refuse_costly(contents: CertificateContents) -> None:
 
 
 def matrix_fits(rows: int, size: int) -> bool:
-    """Whether a matrix of balls, its pseudo-inverse and their product fit into the memory that proofs may take."""
+    """Return whether a matrix of balls, its pseudo-inverse and their product fit into the memory of a proof."""
     return 2 * rows * size + rows**2 <= MOST_NUMBERS

@@ -72,7 +72,7 @@ def _forward(
         return inputs[0].product(inputs[1], numbers.matmul)
     if op in ("greater", "order", "equal"):
         moving = any(program.moving[i] for i in node.inputs)
-        return _compared(numbers, node, inputs, moving)
+        return _compare(numbers, node, inputs, moving)
     if op == "choose":
         return _together(numbers, lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
     if op == "scatter":
@@ -83,7 +83,7 @@ def _forward(
     if op == "sum":
         return _linear(lambda part: part.sum(-1), inputs[0]) if isinstance(inputs[0], Jet) else _total(inputs[0])
     if op == "take":
-        return _taken(numbers, node, inputs)
+        return _take(numbers, node, inputs)
     a, b = inputs
     if isinstance(a, Jet):
         return a + b if op == "add" else a - b if op == "subtract" else a * b
@@ -94,7 +94,7 @@ _WHOLE = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 
 
 def _exact(op: str, a: Array, b: Array) -> Array:
-    """Whole numbers, exactly: in machine integers where these cannot overflow, in Python's otherwise."""
+    """Return whole numbers, exactly: in machine integers where these cannot overflow, in Python's otherwise."""
     left, right = _size(a), _size(b)
     if (left * right if op == "multiply" else left + right) < 2**63:
         return np.asarray(_WHOLE[op](a, b))
@@ -124,7 +124,7 @@ def _inside(index: Array, size: int) -> Array:
     return index
 
 
-def _compared(numbers: Numbers, node: Node, inputs: list[ProgramValue], moving: bool) -> Array:
+def _compare(numbers: Numbers, node: Node, inputs: list[ProgramValue], moving: bool) -> Array:
     if isinstance(inputs[0], Jet):
         a = inputs[0].value
         if node.op == "order":
@@ -151,8 +151,8 @@ def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Prog
     return Jet({key: move(*(item.parts.get(key, zero) for item, zero in pairs)) for key in keys})
 
 
-def _taken(numbers: Numbers, node: Node, inputs: list[ProgramValue]) -> ProgramValue:
-    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
+def _take(numbers: Numbers, node: Node, inputs: list[ProgramValue]) -> ProgramValue:
+    """Return entries of the inputs, joined; the place −1 is the zero put at the end."""
     places = node.places
     assert places is not None
     if len(inputs) == 1 and (places.size == 0 or int(places.min()) >= 0):
@@ -175,7 +175,7 @@ def _replace(index: Array, a: Array, b: Array) -> Array:
 
 
 def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> Jet:
-    """∇_θ ⟨f(x; θ), v⟩, a jet in the directions of θ."""
+    """Return ∇_θ ⟨f(x; θ), v⟩, a jet in the directions of θ."""
     values = run(program, numbers, theta, sample.x)
     adjoints: dict[int, Jet] = {program.output: Jet({0: sample.v})}
     for index in range(program.output, -1, -1):
@@ -210,10 +210,10 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], 
     if op == "matmul":
         a, b = (item.map(lambda part: np.swapaxes(part, -1, -2)) for item in inputs)
         return [g.product(b, numbers.matmul), a.product(g, numbers.matmul)]
-    return _moved_back(numbers, node, g, inputs)
+    return _move_back(numbers, node, g, inputs)
 
 
-def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]) -> list[Jet | None]:
+def _move_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]) -> list[Jet | None]:
     """Return the transposes of operators that move entries."""
     shapes = [item.value.shape if isinstance(item, Jet) else item.shape for item in inputs]
     if node.op == "choose":
@@ -224,16 +224,16 @@ def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]
         return [g.map(lambda p: _replace(index, p, none)), None, g.map(lambda p: p.ravel()[index])]
     if node.op == "gather":
         index = inputs[1].ravel()
-        return [g.map(lambda p: _added(numbers, index, p, prod(shapes[0])).reshape(shapes[0])), None]
+        return [g.map(lambda p: _add_up(numbers, index, p, prod(shapes[0])).reshape(shapes[0])), None]
     places = node.places
     assert places is not None
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
-    joined = g.map(lambda p: _added(numbers, places, p, ends[-1] + 1))
+    joined = g.map(lambda p: _add_up(numbers, places, p, ends[-1] + 1))
     spans = zip(ends[:-1], ends[1:], shapes, strict=True)
     return [Jet({k: p[low:high].reshape(shape) for k, p in joined.parts.items()}) for low, high, shape in spans]
 
 
-def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
+def _add_up(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
     """Return the transpose of taking entries: each is added back where it came from."""
     total = numbers.zeros((size,))
     flat = part.ravel()
@@ -245,7 +245,7 @@ def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
 
 
 def bracket(program: Program, numbers: Numbers, theta: Jet, word: Sequence[Sample]) -> Jet:
-    """[…[[X_0, X_1], X_2]…, X_k] at θ, for the gradient fields X_i of the samples of a word."""
+    """Return […[[X_0, X_1], X_2]…, X_k] at θ, for the gradient fields X_i of the samples of a word."""
     *inner, last = word
     if not inner:
         return gradient(program, numbers, theta, last)

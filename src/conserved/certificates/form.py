@@ -27,7 +27,7 @@ class Form:
     linear: tuple[tuple[int, float], ...]
 
     def gradient(self, theta: Sequence[Fraction]) -> list[Fraction]:
-        """∇h(θ), exactly."""
+        """Return ∇h(θ), exactly."""
         result = [Fraction(0)] * len(theta)
         for i, j, a in self.quadratic:
             result[i] += Fraction(a) * theta[j]
@@ -51,9 +51,9 @@ def formula(forms: Sequence[Form], parameters: Mapping[str, Index]) -> str:
     for norms in (True, False):
         read = [_read(form, places, norms) for form in forms]
         if len({template for template, _ in read}) == 1:
-            return _lettered(read[0][0], [numbers for _, numbers in read])
+            return _to_letters(read[0][0], [numbers for _, numbers in read])
     template, numbers = _read(forms[0], places, True)
-    return f"{_filled(template, [str(n) for n in numbers])}, and {len(forms) - 1} more"
+    return f"{_fill(template, [str(n) for n in numbers])}, and {len(forms) - 1} more"
 
 
 class _Places:
@@ -79,7 +79,7 @@ Read = tuple[str, list[int]]
 
 
 def _read(form: Form, places: _Places, norms: bool) -> Read:
-    """Terms with one coefficient between the same parameters, together; coefficients relative to the first."""
+    """Return terms with one coefficient between the same parameters, together; coefficients relative to the first."""
     terms: dict[tuple[int, ...], dict[float, list[tuple[Index, ...]]]] = {}
     for i, j, a in form.quadratic:
         if i <= j and a:
@@ -142,8 +142,8 @@ def _slice(entries: list[Index], shape: Index) -> Read | None:
     return f"[{','.join(parts)}]", numbers
 
 
-def _lettered(template: str, rows: list[list[int]]) -> str:
-    """Indices that vary from law to law as letters, the same letter for those that vary together."""
+def _to_letters(template: str, rows: list[list[int]]) -> str:
+    """Return indices that vary from law to law as letters, the same letter for those that vary together."""
     letters: dict[Index, str] = {}
     shown = []
     for column in zip(*rows, strict=True):
@@ -151,9 +151,9 @@ def _lettered(template: str, rows: list[list[int]]) -> str:
             shown.append(str(column[0]))
         else:
             shown.append(letters.setdefault(column, "ijklmnpqrstuvw"[len(letters) % 14] + "'" * (len(letters) // 14)))
-    return _filled(template, shown)
+    return _fill(template, shown)
 
 
-def _filled(template: str, indices: Sequence[str]) -> str:
+def _fill(template: str, indices: Sequence[str]) -> str:
     parts = template.split(_HOLE)
     return "".join(part + index for part, index in itertools.zip_longest(parts, indices, fillvalue=""))

@@ -36,7 +36,7 @@ class Interval:
 
     @staticmethod
     def exact(values: Array) -> Interval:
-        """Floating-point numbers as they are."""
+        """Return floating-point numbers as they are."""
         return Interval(values, np.zeros_like(values))
 
     @property
@@ -88,7 +88,7 @@ class Interval:
         return Interval(self.middle.sum(-1), radius)
 
     def gathered(self, add: object, longest: int) -> Interval:
-        """Sums of at most `longest` entries each, formed by a function that adds entries of an array together."""
+        """Return sums of at most `longest` entries each, formed by a function that adds entries of an array."""
         assert callable(add)
         _allowed(longest)
         if longest <= 1:
@@ -120,7 +120,7 @@ class Interval:
         return Interval(enclosure[0].reshape(self.shape), enclosure[1].reshape(self.shape))
 
     def _reciprocal(self) -> Interval:
-        """|1/x − 1/m| ≤ r / (|m| (|m| − r)) for x within r of m."""
+        """Return |1/x − 1/m| ≤ r / (|m| (|m| − r)) for x within r of m."""
         size = np.abs(self.middle)
         with np.errstate(all="ignore"):
             middle = 1 / self.middle
@@ -129,7 +129,7 @@ class Interval:
         return _where_known(middle, radius, np.isfinite(size) & (least > 2.0**-400))
 
     def _square_root(self) -> Interval:
-        """|√x − √m| ≤ r / √(m − r) for x within r of m > r; the root of a float is correctly rounded."""
+        """Return |√x − √m| ≤ r / √(m − r) for x within r of m > r; the root of a float is correctly rounded."""
         with np.errstate(all="ignore"):
             middle = np.sqrt(self.middle)
             least = (self.middle - self.radius) * (1 - 2.0**-50)
@@ -150,8 +150,8 @@ def _allowed(length: int) -> None:
         raise OverflowError(f"A sum of {length:,} terms is longer than its rounding is accounted for.")
 
 
-def rounded(balls: Array) -> Interval:
-    """Balls rounded outwards to float64."""
+def round_outward(balls: Array) -> Interval:
+    """Return balls rounded outwards to float64."""
     middle = np.array([float(ball.mid()) for ball in balls.ravel().tolist()])
     spread = zip(balls.ravel().tolist(), middle.tolist(), strict=True)
     radius = np.array([float(abs(b - m).abs_upper()) if np.isfinite(m) else np.inf for b, m in spread])
@@ -161,14 +161,17 @@ def rounded(balls: Array) -> Interval:
 
 
 def rounds_to_nearest() -> bool:
-    """Whether this process computes as the bounds assume: to nearest, and without flushing small numbers to zero."""
+    """Return whether this process computes as the bounds assume.
+
+    To nearest, and without flushing small numbers to zero.
+    """
     unit, half = np.float64(1.0), np.array([2.0**-53, 2.0**-52])
     small = np.array([2.0**-540]) * np.array([2.0**-530])
     return bool(((unit + half) == [1.0, 1.0 + 2.0**-52]).all() and ((unit - half / 2)[0] == 1.0) and small[0] > 0)
 
 
 def independence_bounds(rows: Interval) -> Array:
-    """Upper bounds of the row sums of |I − M P| for rows of intervals; all below 1 prove them independent.
+    """Return upper bounds of the row sums of |I − M P| for rows of intervals; all below 1 prove them independent.
 
     P is a floating-point pseudo-inverse of the midpoints, scaled by powers of two, and exact by definition. With A the
     midpoints, |I − M P| ≤ |I − A P| + |radii| |P|, and A P is known up to (D + 2) 2u |A| |P|; of these only row sums
@@ -200,7 +203,7 @@ def independence_bounds(rows: Interval) -> Array:
 
 
 def _right_inverse(a: Array) -> Array | None:
-    """A right inverse of a matrix of full row rank, by a QR factorisation of its transpose and one refinement."""
+    """Return a right inverse of a full-row-rank matrix, by QR of its transpose and one refinement."""
     try:
         q, r = np.linalg.qr(a.T)
         inverse = np.linalg.solve(r, q.T).T

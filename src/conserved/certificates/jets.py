@@ -76,17 +76,17 @@ class Jet:
         return Jet({key: part for key, part in self.parts.items() if not key & bit})
 
     def times_direction(self, bit: int) -> Jet:
-        """ε times a jet that is free of ε."""
+        """Return ε times a jet that is free of ε."""
         return Jet({key | bit: part for key, part in self.parts.items()})
 
 
 def _array(part: JetPart) -> JetPart:
-    """Numbers that NumPy made of an array without axes, as an array again."""
+    """Return numbers that NumPy made of an array without axes, as an array again."""
     return part if isinstance(part, Interval) else np.asarray(part)
 
 
 def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
-    """φ of a jet."""
+    """Return φ of a jet."""
     bit = a.bit
     if not bit:
         return Jet({0: numbers.apply(function, a.value)})
@@ -96,7 +96,7 @@ def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
 
 
 def derivative(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
-    """φ'(a), given φ(a)."""
+    """Return φ'(a), given φ(a)."""
     return _DERIVATIVES[function](numbers, a, value)
 
 

@@ -16,7 +16,7 @@ from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
 
-def listed(
+def list_forms(
     laws: LawSet,
     function: ParameterFunction,
     program: Program,
@@ -24,7 +24,7 @@ def listed(
     inputs: list[Input],
     seed: int,
 ) -> list[list[Form]]:
-    """Laws whose gradients are independent at θ, by symmetry; what a tight enclosure excludes is left out."""
+    """Return laws whose gradients are independent at θ, by symmetry; what a tight enclosure excludes is left out."""
     exact = [symmetry for symmetry in laws if symmetry.exact]
     missing = {name for symmetry in exact for name in symmetry.parameters} - function.start.keys()
     if missing:
@@ -55,7 +55,9 @@ def _gradient(form: Form, theta: tuple[float, ...]) -> Array:
 
 
 def _forms(symmetry: Symmetry, function: ParameterFunction) -> list[Form]:
-    """The conserved numbers of a symmetry. Gradients of laws are affine in θ, so their values at 0 and at the unit
+    """Return the conserved numbers of a symmetry.
+
+    Gradients of laws are affine in θ, so their values at 0 and at the unit
     vectors are all there is to know of them."""
     names = set(symmetry.parameters)
     shapes = {name: tensor.shape for name, tensor in function.start.items()}

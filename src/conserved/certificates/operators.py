@@ -140,7 +140,7 @@ def _clamp(b: Builder, x: NodeRef, low: Any = None, high: Any = None) -> NodeRef
     return x if high is None else b.choose(b.greater(x, high), high, x)
 
 
-def _sorted(b: Builder, x: NodeRef, axis: int, descending: bool) -> tuple[NodeRef, NodeRef]:
+def _sort_along(b: Builder, x: NodeRef, axis: int, descending: bool) -> tuple[NodeRef, NodeRef]:
     n = len(x.shape)
     if not n:
         return x, b.constant(0)
@@ -158,11 +158,11 @@ def _sort(
 ) -> Any:
     if args:
         dim, descending = args[0], args[1] if len(args) > 1 else descending
-    return _sorted(b, x, dim, descending)
+    return _sort_along(b, x, dim, descending)
 
 
 def _topk(b: Builder, x: NodeRef, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
-    return tuple(_first(b, item, k, dim) for item in _sorted(b, x, dim, largest))
+    return tuple(_first(b, item, k, dim) for item in _sort_along(b, x, dim, largest))
 
 
 def _first(b: Builder, x: NodeRef, count: int, axis: int) -> NodeRef:
@@ -174,7 +174,7 @@ def _first(b: Builder, x: NodeRef, count: int, axis: int) -> NodeRef:
 def _max_along(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return _amax(b, x)
-    maxima = [_first(b, item, 1, dim) for item in _sorted(b, x, dim, True)]
+    maxima = [_first(b, item, 1, dim) for item in _sort_along(b, x, dim, True)]
     return tuple(maxima if keepdim else (b.take([item], positions(item.shape).squeeze(dim)) for item in maxima))
 
 
@@ -250,7 +250,7 @@ def _from_the_front(b: Builder, index: Any, size: int) -> NodeRef:
 
 
 def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
-    """Rows x[i, j, …] for computed indices of the leading axes."""
+    """Return rows x[i, j, …] for computed indices of the leading axes."""
     x = b.ref(x)
     if any(item is None for item in indices):
         raise NoRuleError("Indexing with computed indices has a rule only for leading axes.")

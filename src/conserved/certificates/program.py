@@ -63,7 +63,7 @@ class Node:
     """Of `input`: which tensor of the sample."""
 
     def record(self) -> dict[str, Any]:
-        """Plain data; real constants as hexadecimal floating point, which is exact."""
+        """Return plain data; real constants as hexadecimal floating point, which is exact."""
         result: dict[str, Any] = {"op": self.op, "inputs": list(self.inputs), "shape": list(self.shape)}
         if self.op in ("constant", "input"):
             result["discrete"] = self.discrete
@@ -122,5 +122,5 @@ class Program:
         return not self.decisions
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {"nodes": [node.record() for node in self.nodes], "output": self.output, "size": self.size}

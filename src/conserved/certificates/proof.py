@@ -58,7 +58,7 @@ class Input:
     tensors: tuple[Array, ...]
 
     def in_balls(self, program: Program) -> tuple[Array, ...]:
-        """Real tensors as balls; discrete ones as they are."""
+        """Return real tensors as balls; discrete ones as they are."""
         return tuple(
             t if node.discrete else Balls().array(t.ravel().tolist(), t.shape)
             for t, node in zip(self.tensors, program.input_nodes, strict=True)
@@ -68,7 +68,7 @@ class Input:
 def field_rows(
     program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[Input, Sequence[int]]]], numbers: Balls
 ) -> Array:
-    """Brackets of gradient fields, one row for each word, as balls."""
+    """Return brackets of gradient fields, one row for each word, as balls."""
     point = Jet({0: numbers.array(theta, (len(theta),))})
     rows = []
     for word in words:
@@ -79,7 +79,10 @@ def field_rows(
 
 
 def independence_bound(rows: Array) -> float:
-    """An upper bound of ‖I − M P‖ for rows of balls; below 1 it proves them independent. Infinite if P is no use."""
+    """Return an upper bound of ‖I − M P‖ for rows of balls; below 1 it proves them independent.
+
+    Infinite if P is no use.
+    """
     count, size = rows.shape
     if count > size:
         return float("inf")
@@ -121,7 +124,7 @@ class Independence:
 def field_intervals(
     program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[Input, Sequence[int]]]], bits: int
 ) -> Interval:
-    """Brackets in float64 intervals, many at once.
+    """Return brackets in float64 intervals, many at once.
 
     Values are computed in balls, once for each input, and rounded outwards; so errors grow in derivatives only.
     """
@@ -136,7 +139,7 @@ def field_intervals(
                 values[id(x)] = values_in_intervals(program, theta, x, bits)
         # One input for all is one run for all.
         inputs = [samples[0][0]] if len({id(x) for x, _ in samples}) == 1 else [x for x, _ in samples]
-        known = {index: _joined([values[id(x)][index] for x in inputs]) for index in values[id(inputs[0])]}
+        known = {index: _join([values[id(x)][index] for x in inputs]) for index in values[id(inputs[0])]}
         tensors = tuple(np.stack(each) for each in zip(*(x.tensors for x in inputs), strict=True))
         return Samples(tensors, np.array([v for _, v in samples], dtype=np.float64), known)
 
@@ -149,12 +152,12 @@ def field_intervals(
     return Interval(middle, radius)
 
 
-def _joined(parts: Sequence[Interval]) -> Interval:
+def _join(parts: Sequence[Interval]) -> Interval:
     return Interval(np.concatenate([p.middle for p in parts]), np.concatenate([p.radius for p in parts]))
 
 
 def _batches(program: Program, words: Sequence[Sequence[tuple[Input, Sequence[int]]]]) -> Iterator[list[int]]:
-    """Words of one length, single samples of one input, few enough to be computed together."""
+    """Yield words of one length, single samples of one input, few enough to be computed together."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, word in enumerate(words):
         groups.setdefault((len(word), id(word[0][0]) if len(word) == 1 else 0), []).append(index)
@@ -173,7 +176,7 @@ def values_in_intervals(program: Program, theta: Sequence[float], x: Input, bits
         numbers = Balls()
         values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
         return {
-            index: intervals.rounded(value.value).move(lambda part: part[None])
+            index: intervals.round_outward(value.value).move(lambda part: part[None])
             for index, (node, value) in enumerate(zip(program.nodes, values, strict=True))
             if isinstance(value, Jet) and node.op in _ARITHMETIC
         }
@@ -182,7 +185,7 @@ def values_in_intervals(program: Program, theta: Sequence[float], x: Input, bits
 def _bound_in_intervals(
     program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[Input, Sequence[int]]]], bits: int
 ) -> float:
-    """‖I − M P‖ with rows in float64 intervals; infinite where these cannot tell.
+    """Return ‖I − M P‖ with rows in float64 intervals; infinite where these cannot tell.
 
     Brackets are differences of large terms, of which 53 bits may leave too little. The norm is the largest row sum, so
     the rows that are too wide are seen, and only those are computed again in balls.
@@ -195,7 +198,7 @@ def _bound_in_intervals(
         if len(wide) and np.isfinite(result.middle).all():
             with precision(bits):
                 for index in wide.tolist():
-                    row = intervals.rounded(field_rows(program, theta, [words[index]], Balls())[0])
+                    row = intervals.round_outward(field_rows(program, theta, [words[index]], Balls())[0])
                     result.middle[index], result.radius[index] = row.middle, row.radius
             with np.errstate(all="ignore"):
                 bounds = intervals.independence_bounds(result)
@@ -277,7 +280,8 @@ def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) 
 def proved_by_argument(
     program: Program, forms: Sequence[Form], x: Input, decided: dict[Node, Array], terms: int = _TERMS
 ) -> bool:
-    """Whether symbols show that no combination of the laws moves the output, on the piece of f around this input.
+    """Return whether symbols show that no combination of the laws moves the output, on the piece of f around this
+    input.
 
     Only the discrete tensors of x and the decisions matter; real inputs and parameters are letters.
     """
@@ -315,7 +319,7 @@ class RandomFields:
 
 
 def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Input], seed: int) -> RandomFields:
-    """Fields at random points near θ and near the inputs: a law of another region is no law here."""
+    """Return fields at random points near θ and near the inputs: a law of another region is no law here."""
     rng = random.Random(seed)
     points, fields = [], []
     if not inputs:
@@ -350,7 +354,7 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
     if sampled.undecided:
         return float("inf")
     worst = 0.0
-    for moved, size in _moved(form, sampled):
+    for moved, size in _products_at_points(form, sampled):
         if not moved.contains(0):
             return float("inf")
         total = float(moved.abs_upper())
@@ -361,11 +365,13 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
 
 def departure(form: Form, sampled: RandomFields) -> float:
     """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
-    return max((float(moved.abs_lower()) / size for moved, size in _moved(form, sampled) if size > 0), default=0.0)
+    return max(
+        (float(moved.abs_lower()) / size for moved, size in _products_at_points(form, sampled) if size > 0), default=0.0
+    )
 
 
-def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
-    """At every random point ⟨∇h, X⟩, and the largest ‖∇h‖₁ ‖X‖_∞ can be."""
+def _products_at_points(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
+    """Return at every random point ⟨∇h, X⟩, and the largest ‖∇h‖₁ ‖X‖_∞ can be."""
     points = []
     with precision(ENCLOSURE_BITS):
         for point, field in zip(sampled.points, sampled.fields, strict=True):

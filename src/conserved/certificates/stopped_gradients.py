@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from conserved import _torch_compat
 from conserved._torch_compat import TorchDispatchMode, storage_key, tree_leaves, tree_map
-from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
 from conserved.inference.capture import has_hooks
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.laws.shared_memory import overlaps_itself
@@ -141,7 +141,7 @@ def stops_marked() -> Iterator[None]:
 
 def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> None:
     """Refuse functions whose backward pass somebody wrote: a proof about the forward pass would say nothing of it."""
-    with torch.enable_grad(), written_out():
+    with torch.enable_grad(), without_fused_kernels():
         output = function(theta.detach().clone().requires_grad_(), x)
     seen: set[Any] = set()
     pending = [output.grad_fn]
@@ -206,5 +206,5 @@ def refuse_outside_reads(function: ParameterFunction, owned: Mapping[str, Tensor
         theta: a point.
         x: an input.
     """
-    with torch.no_grad(), written_out(), _OutsideReads(owned):
+    with torch.no_grad(), without_fused_kernels(), _OutsideReads(owned):
         function(theta.detach().clone(), x)

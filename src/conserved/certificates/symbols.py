@@ -98,7 +98,7 @@ class Budget:
 
 
 def _longest(polynomial: Polynomial) -> int:
-    """Words of the longest coefficient."""
+    """Return words of the longest coefficient."""
     return max((value.height_bits() for value in polynomial.values()), default=0) // 32
 
 
@@ -157,21 +157,21 @@ class Symbol:
         return Symbol(times(self.above, other.above), times(self.below, other.below), self.budget)
 
     def inverse(self) -> Symbol:
-        """1 over it."""
+        """Return 1 over it."""
         return Symbol(self.below, self.above, self.budget)
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
-    return _collected(itertools.chain(a.items(), b.items()))
+    return _collect(itertools.chain(a.items(), b.items()))
 
 
 def _product(a: Polynomial, b: Polynomial) -> Polynomial:
     pairs = itertools.product(a.items(), b.items())
-    return _collected((tuple(sorted(left + right)), x * y) for (left, x), (right, y) in pairs)
+    return _collect((tuple(sorted(left + right)), x * y) for (left, x), (right, y) in pairs)
 
 
-def _collected(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
-    """Terms of equal monomials added up; those that cancel are left out."""
+def _collect(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
+    """Return terms of equal monomials added up; those that cancel are left out."""
     result: Polynomial = {}
     for key, value in terms:
         result[key] = result[key] + value if key in result else value
@@ -201,7 +201,7 @@ class Symbols(Numbers):
         return Symbol({(letter,): _UNIT}, _ONE, self.budget)
 
     def fresh_array(self, shape: tuple[int, ...]) -> Array:
-        """New letters."""
+        """Return new letters."""
         return _objects([self.fresh() for _ in range(int(np.prod(shape)))], shape)
 
     def array(self, values: Sequence[float | int | Fraction], shape: tuple[int, ...]) -> Array:
@@ -237,7 +237,7 @@ class Symbols(Numbers):
         return self.known[key]
 
     def shortcut(self, node: Node, inputs: Sequence[dict[int, Array]]) -> dict[int, Array] | None:
-        """Letters at once where nothing moves; numbers are computed with, and masked scores kept."""
+        """Return letters at once where nothing moves; numbers are computed with, and masked scores kept."""
         if node.op in _KEEPING or any(1 in parts for parts in inputs):
             return None
         if all(v.number is not None or v.letter == _MINUS_INFINITY for parts in inputs for v in parts[0].ravel()):
@@ -295,7 +295,7 @@ class Symbols(Numbers):
         return True
 
     def _squares_replaced(self, above: Polynomial, root: int) -> Polynomial:
-        """ρ^(2k) → (a/b)^k everywhere, multiplied by the power of b that leaves a polynomial."""
+        """Return ρ^(2k) → (a/b)^k everywhere, multiplied by the power of b that leaves a polynomial."""
         inside, times = self.roots[root], self.budget.product
         highest = max(key.count(root) // 2 for key in above)
         powers = [(_ONE, _ONE)]
@@ -318,12 +318,12 @@ def _is_minus_infinity(u: Symbol) -> bool:
 
 
 def _ratio(rate: Symbol, value: Symbol) -> Symbol | None:
-    """q with rate = q · value, if q is a single term and both have the same denominator."""
+    """Return q with rate = q · value, if q is a single term and both have the same denominator."""
     if len(rate.above) != len(value.above) or rate.below != value.below:
         return None
     first = next(iter(value.above))
     for key in rate.above:
-        quotient = _divided(key, first)
+        quotient = _divide(key, first)
         if quotient is not None:
             term = {quotient: rate.above[key] / value.above[first]}
             if _product(term, value.above) == rate.above:
@@ -331,7 +331,7 @@ def _ratio(rate: Symbol, value: Symbol) -> Symbol | None:
     return None
 
 
-def _divided(monomial: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...] | None:
+def _divide(monomial: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...] | None:
     remaining = list(monomial)
     for letter in by:
         if letter not in remaining:

@@ -29,7 +29,7 @@ from conserved.certificates.program import MalformedError, Program
 from conserved.certificates.ranges import TypeLimits
 from conserved.certificates.stopped_gradients import stops_marked
 from conserved.certificates.validate import well_formed
-from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
 
 
 def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:
@@ -51,7 +51,7 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
 
     inputs = [leaves[i] for i in tensors]
     # One mode for the shapes of all values: without it, one is made for every value of the graph.
-    with written_out(), traced_with_fake_tensors():
+    with without_fused_kernels(), traced_with_fake_tensors():
         try:
             decomposed = make_fx(call, decomposition_table=core_aten_decompositions_used())(theta, *inputs)
             # Decompositions write in place, so mutations are removed after them.
@@ -63,19 +63,19 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
                 f"The function could not be traced to a graph: {type(problem).__name__}: {problem} "
                 "Its control flow must not depend on values."
             ) from problem
-    return _lowered(graph, function.size, inputs)
+    return _lower(graph, function.size, inputs)
 
 
 @cache
 def core_aten_decompositions_used() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own, but for two: one compares values where the function meant is smooth, one is written by a rule.
+    """Return PyTorch's decompositions except two: one compares values of a smooth function, one has a rule of its own.
 
     Collected once: PyTorch looks through all of its operators for them."""
     own = (torch.ops.aten._safe_softmax.default, torch.ops.aten.softplus.default)
     return {target: rule for target, rule in core_aten_decompositions().items() if target not in own}
 
 
-def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Program, TypeLimits]:
+def _lower(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Program, TypeLimits]:
     builder = Builder(size)
     values: dict[fx.Node, Any] = {}
     given = iter(range(-1, len(inputs)))
@@ -97,7 +97,7 @@ def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Prog
     if not isinstance(output, NodeRef):
         raise UnsuitableError("The output depends on neither the parameters nor the input.")
     program = Program(nodes=tuple(builder.nodes), output=builder.real(output).place, size=size)
-    return pruned(program, builder.limits)
+    return prune(program, builder.limits)
 
 
 def _input(builder: Builder, tensor: Tensor, which: int) -> NodeRef:
@@ -129,7 +129,7 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
             result = _write(builder, target, args, kwargs)
         else:
             result = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
-        return _agreed(builder, target, result, node.meta.get("val"))
+        return _require_agreement(builder, target, result, node.meta.get("val"))
     except UnsuitableError:
         raise
     except (
@@ -159,7 +159,7 @@ def _refuse_impure(target: Any) -> None:
 
 
 def _refuse_strides(node: fx.Node) -> None:
-    """`as_strided` looks at memory; what is traced is only known in the order of its entries."""
+    """Refuse `as_strided`, which reads memory; the trace knows tensors only in the order of their entries."""
     source = node.args[0]
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
     if (
@@ -173,11 +173,11 @@ def _refuse_strides(node: fx.Node) -> None:
         )
 
 
-def _agreed(builder: Builder, target: Any, result: Any, seen: Any) -> Any:
+def _require_agreement(builder: Builder, target: Any, result: Any, seen: Any) -> Any:
     """Return what a rule gave, with the shape and the type that PyTorch gave while tracing."""
     if isinstance(result, list | tuple):
         given = seen if isinstance(seen, list | tuple) else [None] * len(result)
-        return type(result)(_agreed(builder, target, *pair) for pair in zip(result, given, strict=True))
+        return type(result)(_require_agreement(builder, target, *pair) for pair in zip(result, given, strict=True))
     if not isinstance(result, NodeRef) or not isinstance(seen, Tensor):
         return result
     if tuple(seen.shape) != result.shape:
@@ -200,7 +200,7 @@ def _agreed(builder: Builder, target: Any, result: Any, seen: Any) -> Any:
 def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be recognised."""
     several = isinstance(args[0], list | tuple)
-    items, counted = _counted(builder, args[0] if several else [args[0]])
+    items, counted = _count(builder, args[0] if several else [args[0]])
     if any(isinstance(item, NodeRef) for item in tree_flatten((args[1:], kwargs))[0]):
         raise NoRuleError(f"The operator {target} with a computed index has no rule in ball arithmetic.")
     kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
@@ -209,13 +209,13 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NodeRef:
-    """One tensor put into another: run on the positions in both."""
-    items, counted = _counted(builder, args[:2])
+    """Return one tensor put into another: run on the positions in both."""
+    items, counted = _count(builder, args[:2])
     return builder.take(items, target(*counted, *args[2:], **kwargs) - 1)
 
 
-def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], list[Tensor]]:
-    """Nodes of one kind, and their positions behind one another, counted from 1."""
+def _count(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], list[Tensor]]:
+    """Return nodes of one kind, and their positions behind one another, counted from 1."""
     items = [builder.ref(item) for item in given]
     if any(not item.discrete for item in items):
         items = [builder.real(item) for item in items]
@@ -225,8 +225,8 @@ def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], lis
     return items, counted
 
 
-def pruned(program: Program, limits: TypeLimits) -> tuple[Program, TypeLimits]:
-    """Without nodes the output does not need; inputs stay, so that samples keep their shape."""
+def prune(program: Program, limits: TypeLimits) -> tuple[Program, TypeLimits]:
+    """Remove nodes the output does not need; inputs stay, so that samples keep their shape."""
     needed = {program.output} | {i for i, node in enumerate(program.nodes) if node.op in ("input", "parameters")}
     for index in range(len(program.nodes) - 1, -1, -1):
         if index in needed:

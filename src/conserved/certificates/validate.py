@@ -71,7 +71,7 @@ def well_formed(program: Program) -> Program:
 def whole_number(value: Any, name: str, *, least: int = 0, most: int = 2**31) -> int:
     """Return a whole number within limits, or a message."""
     if type(value) is not int or not least <= value <= most:
-        raise MalformedError(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
+        raise MalformedError(f"{name} is {format_value(value)}; expected a whole number from {least} to {most}.")
     return value
 
 
@@ -80,7 +80,9 @@ def real_number(value: Any, name: str, *, masked: bool = False) -> float:
     try:
         number = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
-        raise MalformedError(f"{name} is {shown(value)}; expected a hexadecimal floating-point number.") from None
+        raise MalformedError(
+            f"{name} is {format_value(value)}; expected a hexadecimal floating-point number."
+        ) from None
     if not math.isfinite(number) and not (masked and number == -math.inf):
         raise MalformedError(f"{name} is not finite.")
     return number
@@ -95,11 +97,11 @@ def sequence(value: Any, name: str) -> Sequence[Any]:
 
 def only(record: Mapping[str, Any], known: set[str], name: str) -> None:
     """Refuse fields that mean nothing."""
-    if unknown := sorted(shown(key).strip("'") for key in record.keys() - known):
+    if unknown := sorted(format_value(key).strip("'") for key in record.keys() - known):
         raise MalformedError(f"{name} has fields that mean nothing: {', '.join(unknown[:5])}.")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value of a file in a message: short, on one line, and whatever it is."""
     if type(value) is int and abs(value) > 10**30:
         return f"an integer of {value.bit_length():,} bits"
@@ -118,7 +120,7 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     if not isinstance(item, dict) or not isinstance(op := item.get("op"), str):
         raise MalformedError(f"{name} is not an operation.")
     if op not in _INPUTS and op != "take":
-        raise MalformedError(f"{name} ({shown(op)}) is not an operator of programs.")
+        raise MalformedError(f"{name} ({format_value(op)}) is not an operator of programs.")
     name = f"{name} ({op})"
     only(item, {"op", "inputs", "shape", *_FIELDS.get(op, ())}, name)
     inputs = tuple(
@@ -127,7 +129,7 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     shape = tuple(whole_number(s, f"shape of {name}", most=LARGEST) for s in sequence(item.get("shape"), name))
     discrete = item.get("discrete", False)
     if not isinstance(discrete, bool):
-        raise MalformedError(f"discrete of {name} is {shown(discrete)}; expected true or false.")
+        raise MalformedError(f"discrete of {name} is {format_value(discrete)}; expected true or false.")
     _check_size(shape, name)
     own: dict[str, Any] = {}
     if op == "take":

@@ -46,7 +46,7 @@ PAPERS = "The papers behind it"
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    """Parameters whose switches show no type: there is nothing to fill in."""
+    """Return parameters whose switches show no type: there is nothing to fill in."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
@@ -78,7 +78,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise interrupted("Nothing was written.") from None
+            raise exit_interrupted("Nothing was written.") from None
 
 
 app = typer.Typer(
@@ -111,7 +111,7 @@ class UsageError(InvalidInputError):
 
 
 def among(words: Iterable[str]) -> Callable[[str], list[str]]:
-    """Completion for the shell, from known words."""
+    """Return completion for the shell, from known words."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
@@ -180,7 +180,7 @@ INTERRUPTED = 130
 """Exit codes; what holds, or is answered, is 0. The last is a command stopped from the keyboard, as shells have it."""
 
 
-def ended(status: Status) -> None:
+def exit_with(status: Status) -> None:
     """Leave with the exit code of a status: 1 for what does not hold, 3 for what is inconclusive."""
     if status is Status.REFUTED:
         raise typer.Exit(DOES_NOT_HOLD)
@@ -188,14 +188,14 @@ def ended(status: Status) -> None:
         raise typer.Exit(INCONCLUSIVE)
 
 
-def interrupted(completed: str) -> typer.Exit:
+def exit_interrupted(completed: str) -> typer.Exit:
     """Say what is left of a command that was stopped from the keyboard; to be raised."""
     say(f"Stopped. {completed}", Console(stderr=True))
     return typer.Exit(INTERRUPTED)
 
 
 def say(text: str, console: Console | None = None, style: str = "") -> None:
-    """Text as it is, in lines that the terminal wraps."""
+    """Print text unchanged, in lines that the terminal wraps."""
     (console or Console()).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -221,14 +221,14 @@ def _as_json(record: dict[str, Any]) -> str:
 
 
 def progress() -> Callable[[str], None]:
-    """Lines on standard error, so that what is printed stays the result."""
+    """Return lines on standard error, so that what is printed stays the result."""
     errors = Console(stderr=True)
     return lambda message: errors.print(message, style="dim", highlight=False)
 
 
 @contextmanager
-def counted(label: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
-    """On standard error a bar, if it is a terminal: the console to print on beside it, and what moves the bar."""
+def count_progress(label: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
+    """Show a progress bar on standard error if it is a terminal; yield the console and a function that advances it."""
     errors = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)

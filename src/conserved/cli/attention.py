@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import INSIDE, AsJson, Output, UsageError, command, deliver, ended, progress
+from conserved.cli.app import INSIDE, AsJson, Output, UsageError, command, deliver, exit_with, progress
 from conserved.cli.inputs import InputsOption
 from conserved.cli.models import Options, Target, call_of, load_model, split_words
 from conserved.cli.storing import Store, store_record
@@ -35,7 +35,7 @@ def attention(
     named: Mapping[str, Any] | None = None
     given, words = split_words(options, inputs)
     if configured_models.has_weights(target):
-        model, named = configured_models.pretrained(target, text or [])
+        model, named = configured_models.load_pretrained(target, text or [])
     elif text:
         raise UsageError(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
     else:
@@ -50,4 +50,4 @@ def attention(
         Console().print_lines(probe_result.lines())
         if table is not None:
             Console().print_lines(table.lines())
-    ended(probe_result.verdict.status)
+    exit_with(probe_result.verdict.status)

@@ -16,7 +16,7 @@ from conserved.cli.app import (
     LossOption,
     UsageError,
     command,
-    ended,
+    exit_with,
     in_a_folder,
     print_json,
     progress,
@@ -71,6 +71,6 @@ def certify(
         Console().print(certificate.summary(), markup=False, highlight=False)
         if output is not None:
             say(f"Written to {output}; check it with: conserved certify --check {output}")
-    ended(certificate.verdict.status)
+    exit_with(certificate.verdict.status)
     if not certificate.complete:
         raise typer.Exit(DOES_NOT_HOLD)

@@ -139,7 +139,7 @@ def align(
     """Move one checkpoint as near to another as its symmetries allow, before merging or comparing; loads both."""
     from conserved.transform import align as aligned
 
-    goal, own = _loaded(reference), _loaded(folder)
+    goal, own = _load(reference), _load(folder)
     _free(out)
     reporter()("finding symmetries, units and rotations, then going round them")
     alignment = aligned(goal, own)
@@ -169,7 +169,7 @@ def canonical(folder: Folder, out: NewFolder = None, as_json: AsJson = False) ->
 
     from conserved.transform import canonical as represented
 
-    own = _loaded(folder)
+    own = _load(folder)
     _free(out)
     reporter()("finding symmetries, units and rotations")
     state = represented(own)
@@ -189,10 +189,10 @@ def canonical(folder: Folder, out: NewFolder = None, as_json: AsJson = False) ->
         say("Nothing was written; name a folder with -o." if out is None else f"Written to {out}.")
 
 
-def _loaded(folder: Path) -> nn.Module:
-    from conserved.integrations.configured_models import pretrained
+def _load(folder: Path) -> nn.Module:
+    from conserved.integrations.configured_models import load_pretrained
 
-    model, _ = pretrained(str(checked_folder(folder)), ())
+    model, _ = load_pretrained(str(checked_folder(folder)), ())
     return model.eval()
 
 

@@ -21,9 +21,9 @@ from conserved.cli.app import (
     AsJson,
     Output,
     command,
-    counted,
+    count_progress,
     deliver,
-    ended,
+    exit_with,
     in_a_folder,
     papers_installed,
     print_json,
@@ -82,7 +82,7 @@ def claims(
         return
     result: list[Any] = []
     interrupted = False
-    with counted("claims", len(chosen)) as (errors, moved):
+    with count_progress("claims", len(chosen)) as (errors, moved):
 
         def tell(claim: Any, index: int, count: int) -> None:
             moved(completed=index, description=claim.code)
@@ -129,7 +129,7 @@ def claims(
     if broken or (strict and changed):
         raise typer.Exit(DOES_NOT_HOLD)
     if len(chosen) == 1 and not strict:
-        ended(result[0].verdict.status)
+        exit_with(result[0].verdict.status)
 
 
 def _counts(outcomes: list[Any]) -> dict[str, int]:
@@ -138,7 +138,7 @@ def _counts(outcomes: list[Any]) -> dict[str, int]:
 
 
 def _severities(outcomes: list[Any]) -> dict[str, int]:
-    """Refutations of the sources' statements by weight; what falls with another claim is counted with it."""
+    """Return refutations of the sources' statements by weight; what falls with another claim is counted with it."""
     counted = Counter(
         o.severity.value for o in outcomes if o.severity and o.claim.whose == "source" and not o.claim.under
     )
@@ -185,7 +185,7 @@ def _table(outcomes: list[Any]) -> RenderableType:
 
 
 def _detail(outcome: Any) -> RenderableType:
-    """Everything about one claim."""
+    """Return everything about one claim."""
     claim, verdict = outcome.claim, outcome.verdict
     parts: list[RenderableType] = [
         Text(f"{claim.code}  {claim.title}", style="bold"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import START, AsJson, UsageError, command, ended, interrupted, print_json, say
+from conserved.cli.app import START, AsJson, UsageError, command, exit_interrupted, exit_with, print_json, say
 from conserved.output.terminal import Console
 
 
@@ -20,7 +20,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=2, help="steps of training")] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """A GPT in one file: its laws, a wrong kernel caught, AdamW explained; then a theorem. Leaves a report."""
+    """Train a GPT in one file: list its laws, catch a wrong kernel, explain AdamW, check a theorem, write a report."""
     console = Console(stderr=as_json)
     console.print("loading PyTorch", style="dim")
     from conserved.demo import OccupiedError, Settings, run
@@ -34,7 +34,9 @@ def demo(
     except OSError as problem:
         raise UsageError(f"The demonstration cannot write to {folder}: {problem.strerror or problem}.") from problem
     except KeyboardInterrupt:
-        raise interrupted(f"What was finished is in {folder / 'store.db'}; run the same command to go on.") from None
+        raise exit_interrupted(
+            f"What was finished is in {folder / 'store.db'}; run the same command to go on."
+        ) from None
     if as_json:
         print_json(result.record())
     else:
@@ -50,4 +52,4 @@ def demo(
         )
         for line in lines:
             say(line, console)
-    ended(result.status)
+    exit_with(result.status)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import conserved
-from conserved.cli.app import LAWS, AsJson, ClassAxis, Device, LossOption, Output, command, deliver, ended, progress
+from conserved.cli.app import LAWS, AsJson, ClassAxis, Device, LossOption, Output, command, deliver, exit_with, progress
 from conserved.cli.inputs import InputsOption
 from conserved.cli.models import Options, Target, inputs_of, load_model, split_words
 from conserved.output.terminal import Console
@@ -49,4 +49,4 @@ def discover(
         sys.stdout.write(discovery.latex() + "\n")
     else:
         Console().print(discovery.summary(), markup=False, highlight=False)
-    ended(discovery.verdict.status)
+    exit_with(discovery.verdict.status)

@@ -27,7 +27,7 @@ def laws(
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
     from conserved.inference import NoExampleError, recognize
-    from conserved.laws.law_table import listed
+    from conserved.laws.law_table import table_lines
     from conserved.plain_data import record_of
 
     given, words = split_words(options, inputs)
@@ -67,6 +67,6 @@ def laws(
     else:
         console = Console()
         dropped = [(item.name, item.reason) for item in law_set.dropped]
-        console.print_lines(listed(law_set.symmetries, law_set.unclaimed, dropped, independent, console.width))
+        console.print_lines(table_lines(law_set.symmetries, law_set.unclaimed, dropped, independent, console.width))
         if reason:
             console.print(f"\nIndependence was not counted. {reason}", markup=False, highlight=False)

@@ -52,7 +52,8 @@ def split_words(options: Sequence[str] | None, inputs: Sequence[str] | None) -> 
 
 
 def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.Module:
-    """The model that `path/to/file.py:factory` or `package.module:factory` names, built with `name=value` options.
+    """Return the model that `path/to/file.py:factory` or `package.module:factory` names, built with `name=value`
+    options.
 
     A config of transformers is a factory too, and so is a config.json; without `weights` they take no memory.
     """
@@ -88,7 +89,7 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
 
 
 def load_named(target: str, label: str, otherwise: str = "") -> Any:
-    """Whatever `path/to/file.py:name` or `package.module:name` names; `what` says in an error what was wanted."""
+    """Return the object that `path/to/file.py:name` or `package.module:name` names; errors call it `label`."""
     path, separator, name = target.rpartition(":")
     if not separator or not path or not name:
         raise UsageError(
@@ -97,17 +98,17 @@ def load_named(target: str, label: str, otherwise: str = "") -> Any:
     module = _module(path)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(f"{path} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
+        raise UsageError(f"{path} has no {name!r}.{did_you_mean(name, public) or _join_names(public)}")
     return getattr(module, name)
 
 
-def _listed(names: Sequence[str], most: int = 12) -> str:
+def _join_names(names: Sequence[str], most: int = 12) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f" It has: {', '.join(names[:most]) or 'nothing public'}{more}."
 
 
 def options_of(words: list[str]) -> dict[str, Any]:
-    """Words of the form name=value as arguments."""
+    """Return words of the form name=value as arguments."""
     return dict(map(_option, words))
 
 
@@ -150,7 +151,10 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def inputs_of(target: str, words: Sequence[str] | None) -> Any:
-    """What --inputs says: an example to imitate where it is one tensor of numbers, otherwise a function that draws."""
+    """Return the inputs --inputs describes.
+
+    One tensor of numbers as an example to imitate, otherwise a function that draws.
+    """
     import torch
 
     specs = parse_inputs(words, "the model")
@@ -167,7 +171,7 @@ def inputs_of(target: str, words: Sequence[str] | None) -> Any:
 def call_of(
     model: nn.Module, target: str, words: Sequence[str], seed: int = 0
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments to call a model with, drawn as --inputs says, in the model's own precision and place."""
+    """Return arguments to call a model with, drawn as --inputs says, in the model's own precision and place."""
     import torch
     from torch import Tensor
 

@@ -17,10 +17,10 @@ from conserved.cli.app import (
     Output,
     UsageError,
     command,
-    counted,
+    count_progress,
     deliver,
+    exit_interrupted,
     in_a_folder,
-    interrupted,
     on_device,
     papers_installed,
     say,
@@ -67,7 +67,7 @@ def reproduce(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
+    """Run the papers' experiments and make their figures, with fitted exponents. Stored results are not run again."""
     require("conserved_papers", "The command `reproduce`")
     from conserved.tracking import BrokenStoreError
     from conserved_papers.lab import CODES
@@ -76,13 +76,13 @@ def reproduce(
     try:
         scale: ExperimentSize = "full" if full else "small"
         tasks = plan(figures or CODES, scale=scale, seeds=seeds, data=data or (), device=device, seconds=seconds)
-        with _shown(len(tasks)) as tell:
+        with _progress(len(tasks)) as tell:
             result = reproduce(tasks, store, _place(workers, ray), codes=figures or CODES, say=tell)
     except BrokenStoreError as problem:
         raise UsageError(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
-        raise interrupted(f"{done}; run the same command again to go on from there.") from None
+        raise exit_interrupted(f"{done}; run the same command again to go on from there.") from None
     if not deliver({"store": str(store), **result.record()}, as_json=as_json, output=output):
         _show(result, store)
     if not result.holds:
@@ -98,9 +98,9 @@ def _place(workers: int | None, ray: str | None) -> Place:
 
 
 @contextmanager
-def _shown(total: int) -> Iterator[Say]:
-    """A bar on a terminal, plain lines elsewhere; both on standard error."""
-    with counted("experiments", total) as (errors, moved):
+def _progress(total: int) -> Iterator[Say]:
+    """Show progress on standard error: a bar on a terminal, plain lines elsewhere."""
+    with count_progress("experiments", total) as (errors, moved):
 
         def tell(message: str) -> None:
             say(message, errors, "dim" if errors.is_terminal else "")

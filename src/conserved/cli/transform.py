@@ -63,7 +63,7 @@ def equalize(
         meant = did_you_mean(objective, OBJECTIVES)
         raise UsageError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.{meant}")
     if scheme is not None:
-        _fitted(folder, out, scheme, texts, model, dry=dry_run, as_json=as_json)
+        _fit_and_report(folder, out, scheme, texts, model, dry=dry_run, as_json=as_json)
         return
     if (objective == "activation") != (texts is not None):
         raise UsageError("--objective activation and --texts FILE belong together: activations are measured on text.")
@@ -81,10 +81,10 @@ def equalize(
         "largest objective after": max(result.after.values(), default=0.0),
         "left alone": dict(result.skipped),
     }
-    _told(result.moved, weights, record, dry=dry_run, as_json=as_json)
+    _report(result.moved, weights, record, dry=dry_run, as_json=as_json)
 
 
-def _fitted(
+def _fit_and_report(
     folder: Path, out: Path | None, scheme: str, texts: Path | None, model: str | None, *, dry: bool, as_json: bool
 ) -> None:
     """Say what a scheme gains in every layer, and write it if that was asked for."""
@@ -101,10 +101,10 @@ def _fitted(
         source = Checkpoint(folder, None, laws.parameters)
         fitted = fit_to_scheme(source, model=described, laws=laws, scheme=scheme, apply=False, report=progress())
     else:
-        from conserved.integrations.configured_models import pretrained, tokenized
+        from conserved.integrations.configured_models import load_pretrained, tokenize
 
-        batches = tokenized(str(folder), _lines(texts))
-        loaded, _ = pretrained(str(folder), ())
+        batches = tokenize(str(folder), _lines(texts))
+        loaded, _ = load_pretrained(str(folder), ())
         fitted = fit_to_scheme(loaded, laws=laws, batches=batches, scheme=scheme, apply=False, report=progress())
     unchanged = fitted.chosen == "left alone"
     if not as_json:
@@ -147,15 +147,15 @@ def move(
         generator = torch.Generator().manual_seed(random)
         chosen |= {s.name: s.element(generator=generator) for s in laws.symmetries if s.exact}
     for text in by or ():
-        chosen |= _scaled(text, laws.symmetries)
+        chosen |= _parse_scales(text, laws.symmetries)
     if elements is not None:
         chosen |= _elements(elements)
     weights = Checkpoint(folder, None if dry_run else out, laws.parameters)
-    _told(moved(weights, chosen, laws=laws), weights, {}, dry=dry_run, as_json=as_json)
+    _report(moved(weights, chosen, laws=laws), weights, {}, dry=dry_run, as_json=as_json)
 
 
 def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> LawSet:
-    """The symmetries of the model a folder describes, read without its weights."""
+    """Return the symmetries of the model a folder describes, read without its weights."""
     from conserved.transform import symmetries_of
 
     if out is None and not dry:
@@ -169,12 +169,12 @@ def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> La
 
 def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | None, options: dict[str, Any]) -> Any:
     """Load the whole model, move it, and write the tensors that moved; or all of them, if files have other tensors."""
-    from conserved.integrations.configured_models import pretrained, tokenized
+    from conserved.integrations.configured_models import load_pretrained, tokenize
     from conserved.transform import UnmovableError
     from conserved.transform import equalize as equalized
 
-    batches = tokenized(str(folder), _lines(texts)) if texts is not None else None
-    model, _ = pretrained(str(folder), ())
+    batches = tokenize(str(folder), _lines(texts)) if texts is not None else None
+    model, _ = load_pretrained(str(folder), ())
     equalized_model = equalized(model, laws=laws, batches=batches, **options)
     moved = list(dict.fromkeys(equalized_model.moved.parameters))
     try:
@@ -205,8 +205,8 @@ def _lines(texts: Path) -> list[str]:
     return lines
 
 
-def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
-    """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
+def _parse_scales(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
+    """Return NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
     from conserved.transform.elements import element_shape
@@ -244,8 +244,8 @@ def _elements(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"{path} cannot be read: {problem}") from problem
 
 
-def _told(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
-    """What was done, or would be."""
+def _report(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
+    """Print what was done, or what would be done."""
     changed = sorted(set(weights.written))
     if as_json:
         print_json(

@@ -71,7 +71,7 @@ def report_server(store: Path, port: int, every: float) -> ThreadingHTTPServer:
             if self.path.partition("?")[0] != "/":
                 self.send_error(404)
                 return
-            changed = _changed(store)
+            changed = _modified_times(store)
             if made.get("at") != changed:
                 made["page"], made["at"] = live_page(store, every), changed
             body = made["page"].encode("utf-8", "replace")
@@ -88,8 +88,8 @@ def report_server(store: Path, port: int, every: float) -> ThreadingHTTPServer:
     return ThreadingHTTPServer((HOST, port), Handler)
 
 
-def _changed(store: Path) -> tuple[float, ...]:
-    """When the store, or the log that SQLite keeps beside it, was last written to."""
+def _modified_times(store: Path) -> tuple[float, ...]:
+    """Return when the store, or the log that SQLite keeps beside it, was last written to."""
     files = (store, store.with_name(store.name + "-wal"))
     return tuple(file.stat().st_mtime if file.exists() else 0.0 for file in files)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, trained
+from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, train
 from conserved.output.figure import PALETTE, Figure, Finding, in_words, line, panels, positive
 from conserved.tracking import Monitor, MonitorConfig, store_document
 
@@ -30,7 +30,7 @@ class Settings:
 
 
 def read_laws(store: Path, settings: Settings, _: Tell) -> None:
-    """The laws of a model nobody wrote a line about."""
+    """Recognize the laws of a model that the package knows nothing about."""
     task = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = task.laws()
     shares = {"coverage": laws.coverage, "directions": laws.coverage.directions}
@@ -39,19 +39,19 @@ def read_laws(store: Path, settings: Settings, _: Tell) -> None:
 
 
 def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
-    """With a right and with a wrong norm kernel: every backward audited, every step of AdamW accounted for."""
+    """Train with a right and a wrong norm kernel; audit every backward and account for every step of AdamW."""
     right = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = right.laws()
     notes = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
     with Monitor(
         right.model, right.optimizer, laws, sinks=store, run=WATCHED, every=1, config=MonitorConfig(notes=notes)
     ) as monitor:
-        clean = trained(right, laws, settings.steps, lambda message: tell(f"right, {message}"), after=monitor.step)
+        clean = train(right, laws, settings.steps, lambda message: tell(f"right, {message}"), after=monitor.step)
     assert clean.first is not None
     store_document(store, "audit", CLEAN, clean.first.record())
     wrong = DemoTask.of(store.parent, settings.seed, fused=True)
     laws = wrong.laws()
-    broken = trained(wrong, laws, settings.steps, lambda message: tell(f"wrong, {message}"))
+    broken = train(wrong, laws, settings.steps, lambda message: tell(f"wrong, {message}"))
     assert broken.first is not None
     planted = f"the norm's gain gets no gradient from the last, incomplete block of rows ({KERNEL_FILE})"
     record = broken.first.record() | {"expected": "refuted", "planted": planted}
@@ -62,7 +62,7 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
 
 
 def defect_figure(clean: Course, planted: Course) -> Figure:
-    """Losses on the left, on the right how far the worst gradient identity is beyond what rounding explains."""
+    """Return losses on the left, on the right how far the worst gradient identity is beyond what rounding explains."""
     data = []
     for name, color, course in ((CLEAN, PALETTE[0], clean), (PLANTED, PALETTE[1], planted)):
         at = [float(step) for step in range(1, len(course.losses) + 1)]

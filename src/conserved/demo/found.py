@@ -15,7 +15,7 @@ from conserved.tracking import RunStore
 
 
 def found_lines(store: RunStore) -> list[str]:
-    """One sentence on each chapter that is in the store, in the order of the story."""
+    """Return one sentence on each chapter that is in the store, in the order of the story."""
     made = (_laws, _defect, _drift, _theorem, _figure)
     return [line for make in made if (line := make(store))]
 
@@ -105,5 +105,5 @@ def _one(values: Mapping[str, Any], beginning: str) -> Any:
 
 
 def _power(item: Mapping[str, Any]) -> str:
-    """Two digits, and no sign on what rounds to zero."""
+    """Return two digits, and no sign on what rounds to zero."""
     return f"{round(item['value'], 2) + 0.0:.2f}".replace("-", "−")

@@ -15,14 +15,17 @@ from conserved_papers.lab.sweep import keep, sweep, trainings
 
 
 def judge_theorem(store: Path, settings: Settings, tell: Tell) -> None:
-    """The paper's theorem on sigmoid gates, and the one on softmax gates that it was modelled on."""
+    """Check the paper's theorem on sigmoid gates, and the one on softmax gates that it was modelled on."""
     chosen = [claim for code in settings.claims for claim in claims(code) if claim.code == code]
     for outcome in outcomes(chosen, progress=lambda claim, index, total: tell(f"{claim.code}, {index + 1} of {total}")):
         store_document(store, "claim", outcome.claim.code, outcome.record())
 
 
 def repeat_experiment(store: Path, settings: Settings, tell: Tell) -> None:
-    """Two decoders of the paper's kind, softmax and sigmoid gates, at three step sizes; then their figures."""
+    """Train two decoders of the paper's kind, with softmax and sigmoid gates, at three step sizes.
+
+    Draw their figures.
+    """
     recipes = [named(name) for name in settings.recipes]
     executor = Ray(LOCAL, workers=settings.workers) if settings.workers > 1 else Here()
     done = sweep(trainings(recipes, seeds=settings.seeds), store, executor, say=tell)

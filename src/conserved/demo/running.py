@@ -18,7 +18,7 @@ from rich.text import Text
 from conserved.demo import chapters
 from conserved.demo.chapters import Settings
 from conserved.demo.found import found_lines
-from conserved.demo.training import Tell, copied
+from conserved.demo.training import Tell, copy_files
 from conserved.errors import InvalidInputError
 from conserved.plain_data import record_of
 from conserved.report import write_report
@@ -44,7 +44,7 @@ class Demo:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         fields = {"verdict": self.status.value, "store": str(self.store), "report": str(self.report)}
         return fields | record_of(self, "found seconds")
 
@@ -89,7 +89,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     target = Path(folder)
     store = target / "store.db"
     done = _prepare(store, chosen)
-    source, kernel = copied(target)
+    source, kernel = copy_files(target)
     messages: list[str] = []
     with _one_thread():
         remaining = sum(chapter.seconds for chapter in CHAPTERS)
@@ -111,7 +111,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
                 _say(console, f"  ▸ {line}", style="bold")
             messages = lines
         with _working(console, "writing the report (about 1 s)"):
-            return _finished(store, target / "report.html", messages, time.monotonic() - began)
+            return _finish(store, target / "report.html", messages, time.monotonic() - began)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(former)
 
 
-def _finished(store: Path, report: Path, lines: list[str], seconds: float) -> Demo:
+def _finish(store: Path, report: Path, lines: list[str], seconds: float) -> Demo:
     status = overall(*(item.status for item in headlines(read(store)) if item.status is not None))
     store_document(store, "demo", "summary", {"headline": lines, "verdict": status.value})
     write_report(store, report, title="Two minutes with conserved", command="conserved demo")
@@ -161,7 +161,7 @@ def _say(console: Console | None, text: str, style: str = "") -> None:
 
 @contextmanager
 def _working(console: Console | None, label: str) -> Iterator[Tell]:
-    """A line that says what is being done and how far it is; elsewhere than on a terminal, what is done alone."""
+    """Show what is being done and how far it is; without a terminal, only what is being done."""
     if console is None or not console.is_terminal:
         _say(console, label, style="dim")
         yield lambda _: None

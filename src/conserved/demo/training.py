@@ -27,15 +27,17 @@ Tell = Callable[[str], None]
 """Says in a few words how far something is."""
 
 
-def copied(folder: Path) -> tuple[Path, Path]:
-    """The model's and the kernel's source, put into the folder of the demonstration for everyone to read and change."""
+def copy_files(folder: Path) -> tuple[Path, Path]:
+    """Return the model's and the kernel's source, put into the folder of the demonstration for everyone to read and
+    change.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     here = Path(__file__).parent
     copies = tuple(Path(shutil.copyfile(here / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
     return copies[0], copies[1]
 
 
-def loaded(path: Path) -> ModuleType:
+def load(path: Path) -> ModuleType:
     """Return a Python file as a module."""
     spec = importlib.util.spec_from_file_location(f"conserved_demo_{path.stem}", path)
     assert spec is not None
@@ -65,12 +67,14 @@ class DemoTask:
 
     @staticmethod
     def of(folder: Path, seed: int, *, fused: bool) -> DemoTask:
-        """The model with the weights of a seed, with PyTorch's layer norm or with the fused one that has the defect."""
-        source, kernel = copied(folder)
-        options: dict[str, Any] = {"norm": loaded(kernel).FusedLayerNorm} if fused else {}
+        """Return the model with the weights of a seed, with PyTorch's layer norm or with the fused one that has the
+        defect.
+        """
+        source, kernel = copy_files(folder)
+        options: dict[str, Any] = {"norm": load(kernel).FusedLayerNorm} if fused else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = loaded(source).build(**options)
+            model = load(source).build(**options)
         text = _text(64 * BATCH, LENGTH + 1, seed)
         optimizer = model.optimizer(lr=RATE, weight_decay=DECAY)
         return DemoTask(model=model, optimizer=optimizer, inputs=text[:, :-1], targets=text[:, 1:])
@@ -102,7 +106,7 @@ class Course:
     """Steps in which an identity failed."""
 
 
-def trained(task: DemoTask, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None) -> Course:
+def train(task: DemoTask, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None) -> Course:
     """Train, audit every backward pass before the optimizer uses it, and call `after` when it has moved."""
     course = Course()
     exact = laws.select(lambda symmetry: symmetry.exact)

@@ -85,7 +85,7 @@ def charges_of(rates: Float[Tensor, "samples entries"]) -> Charges:
 
 
 def null_space(matrix: Float[Tensor, "samples n"]) -> Float[Tensor, "k n"]:
-    """Orthonormal rows that span the null space of a matrix with more rows than columns.
+    """Return orthonormal rows that span the null space of a matrix with more rows than columns.
 
     Inverse iteration on R of one QR factorisation: only the null space is computed, not all singular vectors. A
     spectrum that fades out without a drop of ten has no null space.
@@ -124,15 +124,15 @@ def sparse_basis(null: Matrix) -> Matrix:
     chosen = _independent(charges, np.argsort(-counts, kind="stable"), k)
     if len(chosen) < k:
         return np.zeros((0, null.shape[1]))
-    table = _tidied(np.asarray(np.linalg.solve(charges[chosen].T, charges.T), dtype=np.float64))
-    table = _shortened(table, counts)
+    table = _tidy(np.asarray(np.linalg.solve(charges[chosen].T, charges.T), dtype=np.float64))
+    table = _shorten(table, counts)
     wide = np.hstack([table, np.zeros((k, 1))])[:, members]
     # The first entry has a positive coefficient, so that relations of one symmetry have equal signs.
     return wide * np.array([np.sign(row[np.flatnonzero(row)[0]]) for row in wide])[:, None]
 
 
 def _distinct(null: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
-    """Different charges, and for every entry which it has; −1 for entries without any.
+    """Return Different charges, and for every entry which it has; −1 for entries without any.
 
     Two entries have equal charges if equal random combinations of their coordinates are equal.
     """
@@ -156,7 +156,7 @@ def _distinct(null: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
 
 
 def _independent(charges: Matrix, order: NDArray[np.int64], most: int) -> list[int]:
-    """Charges in this order, each if it is independent of those before it."""
+    """Return charges in this order, each if it is independent of those before it."""
     chosen: list[int] = []
     basis = np.zeros((0, charges.shape[1]))
     residual = charges / np.linalg.norm(charges, axis=1, keepdims=True)
@@ -172,15 +172,15 @@ def _independent(charges: Matrix, order: NDArray[np.int64], most: int) -> list[i
     return chosen
 
 
-def _tidied(table: Matrix) -> Matrix:
-    """Small fractions where coefficients are close to them."""
+def _tidy(table: Matrix) -> Matrix:
+    """Return small fractions where coefficients are close to them."""
     values, inverse = np.unique(table.round(9), return_inverse=True)
     near = np.array([float(Fraction(v).limit_denominator(12)) for v in values.tolist()])
     tidy = np.where(np.abs(near - values) < _ZERO * np.maximum(1, np.abs(values)), near, values)
     return tidy[inverse].reshape(table.shape)
 
 
-def _shortened(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
+def _shorten(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
     """Subtract multiples of rows from one another while that leaves fewer entries, shortest rows first."""
     table = table.copy()
     improved = True
@@ -201,7 +201,7 @@ def _shortened(table: Matrix, counts: NDArray[np.int64]) -> Matrix:
                     table[index] = shorter
                     improved = True
     sizes = np.array([np.abs(row[row != 0]).min() for row in table])
-    return _tidied(table / sizes[:, None])
+    return _tidy(table / sizes[:, None])
 
 
 def _weight(row: Matrix, counts: NDArray[np.int64]) -> int:

@@ -30,7 +30,7 @@ FieldRows = Float[Tensor, "count D"]
 
 
 def one_of(samples: Any, index: int) -> Any:
-    """One of several stacked samples."""
+    """Return one of several stacked samples."""
     return tree_map(lambda part: part[index] if isinstance(part, Tensor) else part, samples)
 
 
@@ -55,7 +55,10 @@ class Derivatives:
                 self._sums.append((outputs_at(function, point, x) * v).sum())
 
     def letter(self, index: int, directions: tuple[FieldRows, ...]) -> FieldRows:
-        """L_i[d_1, …, d_m]; it does not depend on the order of the directions, so those known longest come first."""
+        """Return L_i[d_1, …, d_m].
+
+        It does not depend on the order of the directions, so those known longest come first.
+        """
         directions = tuple(sorted(directions, key=self._number))
         return self.once(index, directions, lambda: self._gradient_of(index, directions))
 
@@ -87,7 +90,7 @@ class Derivatives:
 
 
 def outputs_at(function: ParameterFunction, points: FieldRows, x: Any) -> Float[Tensor, "count out"]:
-    """f at rows of parameters, each with an input of its own: vectorised, or one by one where vmap cannot."""
+    """Return f at rows of parameters, each with an input of its own: vectorised, or one by one where vmap cannot."""
     stacked = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, x)
 
     # A function with a name: vmap prints an unnamed one with all tensors it holds.
@@ -113,7 +116,7 @@ def letter(index: int) -> FieldDerivatives:
 
 
 def along(outer: FieldDerivatives, inner: FieldDerivatives) -> FieldDerivatives:
-    """DE·B, the derivative of one field along another."""
+    """Return DE·B, the derivative of one field along another."""
 
     def derivative(at: Derivatives, directions: tuple[FieldRows, ...]) -> FieldRows:
         places = range(len(directions))
@@ -129,7 +132,7 @@ def along(outer: FieldDerivatives, inner: FieldDerivatives) -> FieldDerivatives:
 
 
 def bracket(field: FieldDerivatives, base: FieldDerivatives) -> FieldDerivatives:
-    """[A, X] = DX·A − DA·X."""
+    """Return [A, X] = DX·A − DA·X."""
     forward, backward = along(base, field), along(field, base)
     return lambda at, directions: _value(forward, at, directions) - _value(backward, at, directions)
 

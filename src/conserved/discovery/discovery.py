@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.discovery.function import Inputs, Loss, ParameterFunction, UnsuitableError, function_of
-from conserved.discovery.listed import Listed, listed
+from conserved.discovery.listed import Listed, list_laws
 from conserved.discovery.metric import Metric, in_metric
 from conserved.discovery.phase_space import phase_space
 from conserved.discovery.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
@@ -103,7 +103,7 @@ class Discovery:
         return "\n".join([*head, *rows, r"  \hline", *foot])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         fields = record_of(
             self, "parameters rank ranks count depth gap explained unexplained approximate complete origin"
         )
@@ -216,7 +216,7 @@ def discover(
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
     listed_laws = Listed()
     if forms and first.rank < function.size:
-        listed_laws = listed(function, (first, second), lambda: search(function, generator, say), say, infer=infer)
+        listed_laws = list_laws(function, (first, second), lambda: search(function, generator, say), say, infer=infer)
     return Discovery(
         parameters=function.size,
         rank=first.rank,

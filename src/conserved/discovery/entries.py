@@ -56,7 +56,9 @@ def entry_symmetries(scalings: list[EntryRelation], shifts: list[EntryRelation],
 
 
 def entry_scalings(relations: list[EntryRelation], entries: Entries) -> list[Symmetry]:
-    """Every symmetry that multiplies entries by factors, and the general linear and complex groups they extend to."""
+    """Return every symmetry that multiplies entries by factors, and the general linear and complex groups they extend
+    to.
+    """
     result: list[Symmetry] = []
     for rows in _alike(relations, entries):
         result += _scalings(rows, entries)
@@ -72,7 +74,7 @@ def entry_translations(relations: list[EntryRelation], entries: Entries) -> list
 
 
 def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]:
-    """Relations as rows, those with the same legs together, in order of their first entries."""
+    """Return relations as rows, those with the same legs together, in order of their first entries."""
     names, starts = list(entries.shapes), np.array(list(entries.starts().values()))
     groups: dict[tuple[tuple[str, float, int], ...], list[_Row]] = defaultdict(list)
     for relation in relations:
@@ -86,25 +88,25 @@ def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]
     return [sorted(rows, key=lambda row: row.places[0][0]) for rows in groups.values()]
 
 
-def _stacked(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
+def _stack(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
     """Return the legs of several rows: term, and positions with one row for each relation."""
     return [(term, np.stack([row.places[k] for row in rows])) for k, term in enumerate(rows[0].terms)]
 
 
 def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
-    """General linear where rows mix, complex where planes turn, else scalings."""
+    """Yield general linear where rows mix, complex where planes turn, else scalings."""
     unit = all(abs(coefficient) == 1 for _, coefficient in rows[0].terms)
-    mixing = _mixing(_stacked(rows), entries) if unit and len(rows) > 1 else torch.eye(len(rows), dtype=torch.bool)
+    mixing = _mixing(_stack(rows), entries) if unit and len(rows) > 1 else torch.eye(len(rows), dtype=torch.bool)
     loose: list[_Row] = []
     for members in cliques(mixing):
         if len(members) > 1:
-            yield from _symmetries(GeneralLinear(), _stacked([rows[i] for i in members]), entries)
+            yield from _symmetries(GeneralLinear(), _stack([rows[i] for i in members]), entries)
         else:
             loose += [rows[i] for i in members]
     planes: dict[tuple[int, ...], list[list[Positions]]] = defaultdict(list)
     rest: list[_Row] = []
     for row in loose:
-        turned = _turned(row, entries) if unit else None
+        turned = _split_planes(row, entries) if unit else None
         if turned is None:
             rest.append(row)
         else:
@@ -113,18 +115,18 @@ def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
         legs = [(term, np.concatenate([similar[k] for similar in alike])) for k, term in enumerate(rows[0].terms)]
         yield from _symmetries(ComplexScaling(), legs, entries)
     for some in [rest] if rest and _regular(rest, entries) else [[row] for row in rest]:
-        yield from _symmetries(Scaling(), _stacked(some), entries)
+        yield from _symmetries(Scaling(), _stack(some), entries)
 
 
 def _products(positions: Positions, entries: Entries) -> tuple[Tensor, Tensor]:
-    """⟨θ_i, G_j⟩ between rows of positions for a few samples, and the size of its terms."""
+    """Return ⟨θ_i, G_j⟩ between rows of positions for a few samples, and the size of its terms."""
     where = torch.as_tensor(positions, device=entries.points.device)
     w, g = entries.points[:WHOLE, where], entries.fields[:WHOLE, where]
     return w @ g.mT, w.abs() @ g.abs().mT
 
 
 def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Tensor, "rows rows"]:
-    """Between which rows all of μ(θ, G) cancels, and not only its diagonal."""
+    """Return between which rows all of μ(θ, G) cancels, and not only its diagonal."""
     totals, sizes = [], []
     for (_, coefficient), positions in legs:
         products, size = _products(positions, entries)
@@ -136,7 +138,7 @@ def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Ten
 
 
 def cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
-    """Groups of rows that are all related to each other."""
+    """Return groups of rows that are all related to each other."""
     table = related.numpy()
     remaining = list(range(len(table)))
     groups = []
@@ -153,8 +155,10 @@ def cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
     return groups
 
 
-def _turned(row: _Row, entries: Entries) -> list[Positions] | None:
-    """Each leg cut into the real and imaginary row of a plane that can be turned without effect, if there is one."""
+def _split_planes(row: _Row, entries: Entries) -> list[Positions] | None:
+    """Return each leg cut into the real and imaginary row of a plane that can be turned without effect, if there is
+    one.
+    """
     options = [_halves(term, places, entries) for term, places in zip(row.terms, row.places, strict=True)]
     if not all(options) or int(np.prod([len(choice) for choice in options])) > _MOST_CUTS:
         return None
@@ -178,7 +182,7 @@ _MOST_CUTS = 256
 
 
 def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Positions]:
-    """Ways to cut entries into two rows that are shifts of one another, either of them first."""
+    """Return ways to cut entries into two rows that are shifts of one another, either of them first."""
     start = entries.starts()[term[0]]
     result = []
     for shift in sorted({int(p - places[0]) for p in places[1:]}):
@@ -212,19 +216,19 @@ def _regular(rows: list[_Row], entries: Entries) -> bool:
     starts = entries.starts()
 
     def pieces(some: list[_Row]) -> int:
-        return sum(len(views_of(*_stored(term, entries), p - starts[term[0]])) for term, p in _stacked(some))
+        return sum(len(views_of(*_stored(term, entries), p - starts[term[0]])) for term, p in _stack(some))
 
     return pieces(rows) == pieces(rows[:1])
 
 
 def _translations(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
-    """Sums over entries; rows that step through their entries together are columns of one symmetry."""
+    """Yield sums over entries; rows that step through their entries together are columns of one symmetry."""
     starts = entries.starts()
 
     def legs(some: list[_Row]) -> tuple[Leg, ...] | None:
         views = [
             (view_of(name, entries.shapes[name], positions.T - starts[name]), coefficient)
-            for (name, coefficient), positions in _stacked(some)
+            for (name, coefficient), positions in _stack(some)
         ]
         if any(view is None for view, _ in views):
             return None

@@ -71,7 +71,7 @@ def _of(name: str, shape: tuple[int, ...]) -> Iterator[Feature]:
 
 
 def rates(function: ParameterFunction, samples: int, generator: torch.Generator, whole: int = WHOLE) -> Rates:
-    """Rates of all features over random parameters and fields; the first `whole` of these are kept."""
+    """Return rates of all features over random parameters and fields; the first `whole` of these are kept."""
     values: list[Tensor] = []
     sizes: list[Tensor] = []
     points: dict[str, Tensor] = {}
@@ -87,7 +87,7 @@ def rates(function: ParameterFunction, samples: int, generator: torch.Generator,
 
 
 def _rates_of(w: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of rates in the order of `_of`; the first axis is the sample."""
+    """Yield blocks of rates in the order of `_of`; the first axis is the sample."""
     w, g = (t.unsqueeze(-1) if t.ndim == 1 else t for t in (w, g))
     axes = range(1, w.ndim)
     for axis in axes:
@@ -104,7 +104,7 @@ def _rates_of(w: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _pairs(
     function: ParameterFunction, samples: int, generator: torch.Generator
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Random parameters with a gradient field at each, in chunks that fit into memory, fields of unit length."""
+    """Yield random parameters with a gradient field at each, in chunks that fit into memory, fields of unit length."""
     chunk = max(1, min(samples, (1 << 28) // (64 * function.size)))
     for start in range(0, samples, chunk):
         count = min(chunk, samples - start)
@@ -113,9 +113,9 @@ def _pairs(
         gradients = gradient_rows(function, points, words, count)
         length = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
         gradients = gradients / torch.where(length > 0, length, 1)
-        yield _named(function, points), _named(function, gradients)
+        yield _name_features(function, points), _name_features(function, gradients)
 
 
-def _named(function: ParameterFunction, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:
+def _name_features(function: ParameterFunction, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:
     pieces = rows.split([tensor.numel() for tensor in function.start.values()], 1)
     return {n: p.reshape(-1, *t.shape) for (n, t), p in zip(function.start.items(), pieces, strict=True)}

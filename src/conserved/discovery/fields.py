@@ -19,7 +19,7 @@ from torch import Tensor
 
 from conserved._torch_compat import tree_map
 from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
-from conserved.discovery.function import ParameterFunction, UnsuitableError, written_out
+from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
 
 __all__ = ["bracket_field", "derivative_error", "draw_words", "gradient_rows", "one_of", "vectors"]
 
@@ -30,7 +30,7 @@ MEMORY = {"cpu": 1 << 30, "cuda": 1 << 34}
 def draw_words(
     function: ParameterFunction, theta: Float[Tensor, " D"], depth: int, count: int, generator: torch.Generator
 ) -> Any:
-    """Samples for `count` brackets of a depth, stacked."""
+    """Return samples for `count` brackets of a depth, stacked."""
 
     def word(level: int) -> Any:
         samples = function.draw_many(theta, count, generator)
@@ -57,7 +57,10 @@ def nested(depth: int) -> FieldDerivatives:
 
 
 def bracket_field(function: ParameterFunction, depth: int) -> Callable[[Tensor, Any], Tensor]:
-    """The left-nested bracket of depth + 1 gradient fields, of a point and one sample; samples nest the same way."""
+    """Return the left-nested bracket of depth + 1 gradient fields, of a point and one sample.
+
+    Samples nest the same way.
+    """
 
     def field(theta: Tensor, sample: Any) -> Tensor:
         words = tree_map(lambda part: part[None] if isinstance(part, Tensor) else part, sample)
@@ -70,12 +73,12 @@ def bracket_field(function: ParameterFunction, depth: int) -> Callable[[Tensor, 
 def gradient_rows(
     function: ParameterFunction, points: Float[Tensor, " D"] | Float[Tensor, "count D"], samples: Any, count: int
 ) -> Float[Tensor, "count D"]:
-    """Gradient fields, one row for each of the stacked samples, at one point or at one for each."""
+    """Return gradient fields, one row for each of the stacked samples, at one point or at one for each."""
 
     def rows(where: Tensor, some: Any) -> Tensor:
         return Derivatives(function, where, [some], 0).letter(0, ())
 
-    return _chunked(rows, points.expand(count, -1), samples, count, function.size)
+    return _in_chunks(rows, points.expand(count, -1), samples, count, function.size)
 
 
 def vectors(
@@ -86,7 +89,7 @@ def vectors(
     count: int,
     scale: Float[Tensor, " D"] | None = None,
 ) -> Float[Tensor, "count D"]:
-    """Brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of.
+    """Return brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of.
 
     With `scale`, entries are multiplied by it first, which leaves the rank of the rows as it is.
 
@@ -110,17 +113,17 @@ def vectors(
             return torch.cat((forward - backward, size[:, None]), 1)
 
         # Graphs that are kept for the next order hold three times as much at each level: 13, 35 and 130 vectors of D.
-        field_rows = _chunked(scaled, theta.expand(count, -1), words, count, 2 * function.size * 3 ** (depth - 1))
+        field_rows = _in_chunks(scaled, theta.expand(count, -1), words, count, 2 * function.size * 3 ** (depth - 1))
         rows, sizes = field_rows[:, :-1], field_rows[:, -1]
     floor = 1e-12 * sizes.max()
     return rows / torch.where(sizes > floor, sizes, torch.inf)[:, None]
 
 
-def _chunked(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any, count: int, size: int) -> Tensor:
-    """Rows for stacked samples at points, in chunks that fit into memory."""
+def _in_chunks(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: Any, count: int, size: int) -> Tensor:
+    """Return rows for stacked samples at points, in chunks that fit into memory."""
     chunk = max(1, min(count, MEMORY.get(points.device.type, 1 << 30) // (64 * size)))
     chunks = []
-    with written_out():
+    with without_fused_kernels():
         for start in range(0, count, chunk):
             some = slice(start, start + chunk)
             part = tree_map(lambda p, some=some: p[some] if isinstance(p, Tensor) else p, samples)
@@ -148,8 +151,8 @@ def derivative_error(
     steps = torch.tensor((1e-3, 1e-4, 1e-5), dtype=torch.float64, device=theta.device)[:, None]
     points = torch.cat((theta[None], theta + steps * direction, theta - steps * direction))
     field = nested(depth)
-    letters = [_repeated(samples, len(points)) for samples in letters_of(words, depth)]
-    with written_out():
+    letters = [_repeat(samples, len(points)) for samples in letters_of(words, depth)]
+    with without_fused_kernels():
         at = Derivatives(function, points, letters, depth + 1)
         here, *around = field(at, ()).detach()
         exact = field(at, (direction.expand(len(points), -1),))[0].detach()
@@ -159,5 +162,5 @@ def derivative_error(
     return float(errors.min()) / scale if scale > 0 else 0.0
 
 
-def _repeated(samples: Any, count: int) -> Any:
+def _repeat(samples: Any, count: int) -> Any:
     return tree_map(lambda p: p.expand(count, *p.shape[1:]) if isinstance(p, Tensor) else p, samples)

@@ -34,7 +34,7 @@ class _Rows:
 
 
 def symmetries(relations: Sequence[Relation], rates: Rates, shapes: dict[str, tuple[int, ...]]) -> list[Symmetry]:
-    """Symmetries for all relations that have the shape of one."""
+    """Return symmetries for all relations that have the shape of one."""
     made: list[Symmetry] = []
     lengths: dict[tuple[object, ...], list[_Rows]] = defaultdict(list)
     sums: list[Relation] = []
@@ -52,7 +52,7 @@ def symmetries(relations: Sequence[Relation], rates: Rates, shapes: dict[str, tu
 
 
 def _inert(rates: Rates, shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
-    """Parameters, or rows of them, that no field moves: every entry is conserved."""
+    """Yield parameters, or rows of them, that no field moves: every entry is conserved."""
     sizes = rates.sizes.amax(0)
     still = sizes <= 1e-12 * sizes.max()
     rows: dict[str, list[int]] = defaultdict(list)
@@ -79,7 +79,10 @@ def _rows(relation: Relation) -> _Rows:
 
 
 def _scalings(alike: list[_Rows], rates: Rates, shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
-    """Relations with the same leg types: general linear where rows mix, complex where planes turn, else scalings."""
+    """Yield relations with the same leg types.
+
+    General linear where rows mix, complex where planes turn, else scalings.
+    """
     alike = sorted(alike, key=lambda rows: rows.rows)
     types = alike[0].types
     violation = max(rows.violation for rows in alike)
@@ -110,7 +113,7 @@ def _scalings(alike: list[_Rows], rates: Rates, shapes: dict[str, tuple[int, ...
 
 
 def _entries(rates: Rates, leg: LegType, rows: list[int], columns: list[int]) -> tuple[Tensor, Tensor]:
-    """⟨W_i, G_j⟩ for the whole samples, and the size of its terms."""
+    """Return ⟨W_i, G_j⟩ for the whole samples, and the size of its terms."""
     name, axis, _ = leg
     w, g = (t.unsqueeze(-1) if t.ndim == 1 else t for t in (rates.points[name], rates.fields[name]))
     w = w.movedim(axis + 1, 1).flatten(2) if w.ndim > 2 else w.unsqueeze(-1)
@@ -120,7 +123,7 @@ def _entries(rates: Rates, leg: LegType, rows: list[int], columns: list[int]) ->
 
 
 def _mixing(columns: list[tuple[LegType, list[int]]], rates: Rates) -> Bool[Tensor, "rows rows"]:
-    """Between which rows all of μ(W, G) cancels, and not only its diagonal."""
+    """Return between which rows all of μ(W, G) cancels, and not only its diagonal."""
     total: Tensor | None = None
     size: Tensor | None = None
     for leg, rows in columns:
@@ -163,7 +166,7 @@ def _symmetry(
 
 
 def _view(name: str, shape: tuple[int, ...], axis: int, rows: list[int]) -> View:
-    """Rows along an axis, as a range where they are one."""
+    """Return rows along an axis, as a range where they are one."""
     shape = shape or (1,)
     if rows == list(range(rows[0], rows[-1] + 1)):
         complete = len(rows) == shape[axis]
@@ -172,7 +175,10 @@ def _view(name: str, shape: tuple[int, ...], axis: int, rows: list[int]) -> View
 
 
 def _translations(relations: list[Relation], shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
-    """Sums along axes that do not change; relations that step through the same entries together are one symmetry."""
+    """Yield sums along axes that do not change.
+
+    Relations that step through the same entries together are one symmetry.
+    """
     families: dict[tuple[LegType, ...], list[tuple[int, ...]]] = defaultdict(list)
     for relation in relations:
         for types, indices in _sum_legs(relation, shapes):
@@ -223,7 +229,10 @@ def _rest(shape: tuple[int, ...], axis: int) -> int:
 
 
 def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = None) -> View:
-    """A leg whose rows are summed: along an axis, none (every entry for itself) or all; one column of it if asked."""
+    """Return a leg whose rows are summed: along an axis, none (every entry for itself) or all.
+
+    One column of it if asked.
+    """
     shape = shape or (1,)
     size = torch.Size(shape).numel()
     if axis == _TOTAL:
@@ -239,8 +248,8 @@ def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = 
     return View.of(name, shape, axes=axis, pick=dict(zip(places, chosen, strict=True)))
 
 
-def named(made: list[Symmetry]) -> list[Symmetry]:
-    """Numbered within their kind, under the module their parameters share."""
+def name_laws(made: list[Symmetry]) -> list[Symmetry]:
+    """Return numbered within their kind, under the module their parameters share."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     named = []
     for symmetry in made:

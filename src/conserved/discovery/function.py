@@ -70,7 +70,7 @@ class ParameterFunction:
         return self.evaluate(self.split(theta), x)
 
     def generic_point(self, generator: torch.Generator) -> Float[Tensor, " D"]:
-        """Random parameters of a size at which activations neither vanish nor saturate.
+        """Return random parameters of a size at which activations neither vanish nor saturate.
 
         Matrices get entries of variance 1/fan-in; vectors, which are gains and biases, scatter around their mean.
         """
@@ -85,7 +85,7 @@ class ParameterFunction:
         return torch.cat(parts)
 
     def draw_many(self, theta: Float[Tensor, " D"], count: int, generator: torch.Generator) -> Any:
-        """Random inputs, and random output directions v in the span of the loss's gradients, stacked.
+        """Return random inputs, and random output directions v in the span of the loss's gradients, stacked.
 
         A GPU draws its own numbers, seeded by the generator: millions of them are slow to draw and to bring there.
         """
@@ -99,7 +99,7 @@ class ParameterFunction:
         if not callable(loss):
             return x, noise.to(self.device)
         each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
-        with torch.no_grad(), written_out():
+        with torch.no_grad(), without_fused_kernels():
             z = torch.stack([self(theta, sample) for sample in each]).cpu()
         gradients = [_gradient_of(partial(_total, loss, y), sample) for sample, y in zip(z, noise, strict=True)]
         return x, torch.stack(gradients).to(self.device)
@@ -169,7 +169,7 @@ def function_of(
 
     imitated = not callable(inputs) or isinstance(inputs, Tensor)
     function = ParameterFunction(evaluate, start, sample, loss, 0, imitated=imitated, owned=owned)
-    outputs = _checked(function, f, studied)
+    outputs = _check(function, f, studied)
     classes = ""
     if shapes and len(shapes[0]) > 1:
         classes = f"cross-entropy over axis {class_axis} of outputs of shape {shapes[0]}"
@@ -233,7 +233,7 @@ def in_double(tensor: Tensor) -> Tensor:
 
 
 def _refuse_partly_shared(module: nn.Module) -> None:
-    """A parameter that is part of another, or that is read as a buffer too, is moved by what is not its gradient."""
+    """Refuse parameters that overlap others or are read as buffers too: not only their gradient moves them."""
     tensors = tensors_of(module)
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, other in overlapping(tensors).items():
@@ -246,7 +246,10 @@ def _refuse_partly_shared(module: nn.Module) -> None:
 
 
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How one input is passed to a module: a tuple as several arguments, a mapping by keyword, else as the only one."""
+    """Return how one input is passed to a module.
+
+    A tuple as several arguments, a mapping by keyword, else as the only one.
+    """
     if isinstance(x, tuple):
         return x, {}
     return ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
@@ -299,7 +302,7 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
     """Return a sampler of stacked inputs: many calls of the given one, or tensors like the example."""
     if callable(inputs) and not isinstance(inputs, Tensor):
         draw = inputs
-        return lambda generator, count: stacked([draw(generator) for _ in range(count)])
+        return lambda generator, count: stack_inputs([draw(generator) for _ in range(count)])
     example = inputs
 
     def like(value: Any, generator: torch.Generator, count: int) -> Any:
@@ -325,13 +328,13 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
     return lambda generator, count: like(example, generator, count)
 
 
-def stacked(samples: list[Any]) -> Any:
-    """Samples as one, with a leading axis; what is not a tensor must be the same in all."""
+def stack_inputs(samples: list[Any]) -> Any:
+    """Return samples as one, with a leading axis; what is not a tensor must be the same in all."""
     return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *samples)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors of an input on a device, floating-point ones in float64."""
+    """Return tensors of an input on a device, floating-point ones in float64."""
     if isinstance(value, Tensor):
         return in_double(value.to(device))
     if isinstance(value, tuple):
@@ -369,7 +372,7 @@ def _layer_norm(
 
 
 @contextmanager
-def written_out() -> Iterator[None]:
+def without_fused_kernels() -> Iterator[None]:
     """Run with operators that can be differentiated as often as needed, forwards and backwards."""
     with sdpa_kernel(SDPBackend.MATH), _WrittenOut(), warnings.catch_warnings():
         # Inputs need no gradient here; what hooks do to those of parameters is found out elsewhere.
@@ -385,7 +388,7 @@ _TRIES = 8
 """Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
 
 
-def _checked(function: ParameterFunction, f: Any, studied: nn.Module | None) -> int:
+def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> int:
     """Say early, and in words, what would otherwise fail deep inside; returns the size of an output.
 
     `studied` is the copy of a module that the function calls.
@@ -401,7 +404,7 @@ def _checked(function: ParameterFunction, f: Any, studied: nn.Module | None) -> 
             "generator, or pass an example to be imitated; one with token ids must show their range."
         )
     before = random_states(), plain_numbers(studied)
-    with written_out():
+    with without_fused_kernels():
         try:
             with torch.no_grad():
                 first, second = function(theta, x), function(theta, x)

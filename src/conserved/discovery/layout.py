@@ -28,7 +28,7 @@ class _Digit:
 
 
 def views_of(name: str, shape: tuple[int, ...], positions: Positions) -> list[View]:
-    """Views that together see the entries at n × m positions; each has all n rows and some of the columns."""
+    """Return views that together see the entries at n × m positions; each has all n rows and some of the columns."""
     single = view_of(name, shape, positions)
     if single is not None:
         return [single]
@@ -46,7 +46,7 @@ def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | N
     if not np.array_equal(positions, first + down[:, None] + along[None]):
         return None
     if len(along) == 1:
-        return _listed(name, shape, positions[:, 0])
+        return _single_column(name, shape, positions[:, 0])
     columns = digits(along)
     if columns is None:
         return None
@@ -63,8 +63,11 @@ def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | N
     return _on_grid(name, shape, first + low, [*columns, face], rows)
 
 
-def _listed(name: str, shape: tuple[int, ...], positions: Positions) -> View:
-    """One column of entries: along one stored axis if they lie on one, else a list of entries of the flat parameter."""
+def _single_column(name: str, shape: tuple[int, ...], positions: Positions) -> View:
+    """Return one column of entries.
+
+    Along one stored axis if they lie on one, else a list of entries of the flat parameter.
+    """
     if len(positions) == 1:
         result = _on_grid(name, shape, int(positions[0]), [], None)
         assert result is not None
@@ -78,7 +81,10 @@ def _listed(name: str, shape: tuple[int, ...], positions: Positions) -> View:
 
 
 def digits(offsets: Positions) -> list[_Digit] | None:
-    """Offsets 0 = o_0 < o_1 < … as all sums of multiples of strides, smallest stride first; None if they are not."""
+    """Return offsets 0 = o_0 < o_1 < … as all sums of multiples of strides, smallest stride first.
+
+    None if they are not.
+    """
     result: list[_Digit] = []
     remaining = offsets
     while len(remaining) > 1:
@@ -132,7 +138,7 @@ def _on_grid(
 
 
 def _at_stored_axes(shape: tuple[int, ...], first: int, used: list[_Digit]) -> list[_Digit]:
-    """Column digits cut where a stored axis ends, so that views can be written as slices."""
+    """Return column digits cut where a stored axis ends, so that views can be written as slices."""
     result = []
     for digit in used:
         stride, extent = digit.stride, digit.extent
@@ -158,7 +164,7 @@ def _room(shape: tuple[int, ...], first: int, digit: _Digit, ceiling: int) -> tu
 
 
 def _skip(shape: tuple[int, ...], low: int, high: int, first: int, grid: list[int], picks: list[Pick]) -> None:
-    """Axes between two strides along which the view takes one index, one for each stored axis."""
+    """Skip axes between two strides along which the view takes one index, one for each stored axis."""
     for end in [*(s for s in _strides(shape)[::-1] if low < s < high and s % low == 0 and high % s == 0), high]:
         if end > low and end % low == 0:
             extent = end // low
@@ -168,5 +174,5 @@ def _skip(shape: tuple[int, ...], low: int, high: int, first: int, grid: list[in
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
-    """Of the stored axes, largest first."""
+    """Return the strides of the stored axes, largest first."""
     return [prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -41,7 +41,7 @@ class Listed:
     """The largest part that the gradient of an exact law has along the directions counted, at either point."""
 
 
-def listed(
+def list_laws(
     function: ParameterFunction,
     closures: Sequence[Closure],
     search: Callable[[], Iterable[Symmetry]],
@@ -49,7 +49,9 @@ def listed(
     *,
     infer: bool,
 ) -> Listed:
-    """All formulas. `search` is asked for more only if those read off the program explain less than was counted."""
+    """Return all formulas. `search` is asked for more only if those read off the program explain less than was
+    counted.
+    """
     places = [LawsAtPoint(function, closure) for closure in closures]
     inferred: list[Symmetry] = []
     if infer:
@@ -124,7 +126,7 @@ class LawsAtPoint:
         self._known: dict[tuple[str, tuple[Leg, ...]], Tensor] = {}
 
     def gradients(self, symmetry: Symmetry) -> Float[Tensor, "numbers D"]:
-        """Of the numbers of a law."""
+        """Return the gradients of the numbers of a law."""
         key = (symmetry.kind.code, symmetry.legs)
         if key not in self._known:
             self._known[key] = gradients_of(symmetry, self.function, self.closure.theta)
@@ -133,7 +135,7 @@ class LawsAtPoint:
     def directions(
         self, symmetries: Sequence[Symmetry], scale: Float[Tensor, " D"] | None = None
     ) -> Float[Tensor, "numbers D"]:
-        """Gradients of laws, divided by a scale for each entry, as unit vectors.
+        """Return gradients of laws, divided by a scale for each entry, as unit vectors.
 
         Those that vanish here (all legs are zero) are left out and not scaled up to a direction.
         """
@@ -146,13 +148,15 @@ class LawsAtPoint:
         return rows[alive] / lengths[alive, None]
 
     def rank(self, symmetries: Sequence[Symmetry]) -> int:
-        """Independent numbers among those of exact laws."""
+        """Return independent numbers among those of exact laws."""
         span = Span(self.function.size, self.function.device)
         span.add(self.directions([symmetry for symmetry in symmetries if symmetry.exact]))
         return span.rank
 
     def overlap(self, exact: Sequence[Symmetry]) -> float:
-        """The largest part that gradients of exact laws have along the directions counted; rounding if both are right.
+        """Return the largest part that gradients of exact laws have along the directions counted.
+
+        Rounding if both are right.
 
         The laws come from gradients alone, or from the program, the span from brackets: a wrong derivative or an error
         of the basis shows.
@@ -169,7 +173,7 @@ class LawsAtPoint:
 
 
 def _holding(symmetries: Sequence[Symmetry], places: Sequence[LawsAtPoint]) -> list[Symmetry]:
-    """Symmetries whose laws do not change along gradient fields at any of the points."""
+    """Return symmetries whose laws do not change along gradient fields at any of the points."""
     holding = list(symmetries)
     for point in places if holding else ():
         fields = point.fields()
@@ -194,7 +198,10 @@ def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples 
 
 
 def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, point: LawsAtPoint) -> list[Symmetry]:
-    """Those of the laws searched for that say more than those read off the program; the exact ones join the span."""
+    """Return those of the laws searched for that say more than those read off the program.
+
+    The exact ones join the span.
+    """
     names = {symmetry.name for symmetry in inferred}
     nearly = any(not symmetry.exact for symmetry in inferred)
     result = []

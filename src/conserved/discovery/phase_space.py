@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved._torch_compat import tree_map
-from conserved.discovery.function import ParameterFunction, written_out
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
 from conserved.discovery.rank import Progress
 from conserved.discovery.span import Span
 from conserved.laws import LawSet
@@ -113,7 +113,7 @@ def _control(function: ParameterFunction) -> Callable[..., State]:
 
 
 def _bracket(first: Callable[[State], State], second: Callable[[State], State]) -> Callable[[State], State]:
-    """[A, B] = DB·A − DA·B."""
+    """Return [A, B] = DB·A − DA·B."""
 
     def field(state: State) -> State:
         forward: Tensor = torch.func.jvp(second, (state,), (first(state),))[1]
@@ -124,7 +124,7 @@ def _bracket(first: Callable[[State], State], second: Callable[[State], State]) 
 
 
 def _patterns(level: int) -> list[tuple[bool, ...]]:
-    """Letters of left-nested brackets, True for a gradient and False for the drift.
+    """Return letters of left-nested brackets, True for a gradient and False for the drift.
 
     Gradients depend on θ and move v, so two of them commute, and exchanging the first two letters changes a sign: every
     bracket that does not vanish begins with a gradient and the drift.
@@ -155,14 +155,14 @@ def _exhaust(
         count = min(64, size - span.rank + 8)
         samples = tuple(function.draw_many(theta, count, generator) for _ in range(letters))
         axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, samples)
-        with written_out():
+        with without_fused_kernels():
             rows = torch.func.vmap(row, in_dims=(axes,))(samples)
         if span.add(_unit(rows.detach())) == 0:
             return
 
 
 def _unit(rows: Float[Tensor, "count S"]) -> Float[Tensor, "count S"]:
-    """Rows of length one; those that vanish against the largest stay zero, for rounding has no direction."""
+    """Return rows of length one; those that vanish against the largest stay zero, for rounding has no direction."""
     sizes = torch.linalg.vector_norm(rows, dim=1)
     return rows / torch.where(sizes > 1e-10 * sizes.max(), sizes, torch.inf)[:, None]
 

@@ -112,14 +112,17 @@ def _exhaust(
 
 
 def block_size(size: int, device: torch.device, level: int) -> int:
-    """Vectors per block: large enough for fast matrix products, small enough to stop soon after the last direction."""
+    """Return vectors per block.
+
+    Large enough for fast matrix products, small enough to stop soon after the last direction.
+    """
     largest = 512 if device.type == "cpu" else 4096
     wanted = max(32, size // 4) if level == 0 else max(32, size // 8)
     return min(largest, wanted)
 
 
 def memory_needed(size: int, device: torch.device) -> int:
-    """Bytes for the directions of two points, which take half a square each, and for a few blocks of vectors."""
+    """Return bytes for the directions of two points, which take half a square each, and for a few blocks of vectors."""
     return 8 * size * size + 4 * 8 * size * block_size(size, device, 0)
 
 
@@ -136,14 +139,14 @@ def announcement(size: int, device: torch.device) -> str:
     if size < _LARGE:
         return ""
     sample = torch.ones(512, 512, dtype=torch.float64, device=device)
-    seconds = min(_timed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
+    seconds = min(_elapsed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
     estimate = _PRODUCTS * seconds * (size / 512) ** 3
     duration = f"{estimate:,.0f} s" if estimate < 120 else f"{estimate / 60:,.0f} minutes"
     memory = f"{memory_needed(size, device) / 1e9:,.1f} GB"
     return f"counting the laws of {size:,} parameters: {memory} and about {duration} on {device}"
 
 
-def _timed(work: Callable[[], float]) -> float:
+def _elapsed(work: Callable[[], float]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

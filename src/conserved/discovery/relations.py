@@ -65,21 +65,24 @@ def _null_relations(
     if not exact and nearly >= vanishing:
         return []
     trivial = _trivial(features)
-    rows = [row.cpu() for row in _reduced(right[vanishing:] / scale, _FINE)]
-    rows = _independent(_shortened(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
+    rows = [row.cpu() for row in _reduce(right[vanishing:] / scale, _FINE)]
+    rows = _independent(_shorten(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
     if nearly < vanishing:
         # Vectors that nearly vanish are known only to that precision, and so are their coefficients.
         blur = float(values[nearly] / values[nearly - 1])
         resolution = _FINE if blur < _FINE.zero else _COARSE
-        wide = [row.cpu() for row in _reduced(right[nearly:] / scale, resolution)]
-        rows = rows + _independent(_shortened(wide, trivial, resolution), [*trivial, *rows], resolution)
+        wide = [row.cpu() for row in _reduce(right[nearly:] / scale, resolution)]
+        rows = rows + _independent(_shorten(wide, trivial, resolution), [*trivial, *rows], resolution)
     relations = [_relation(features, row, matrix * scale, sizes) for row in rows]
     # The worst of many samples: where what is normalised happens to be small, ε weighs more.
     return [relation for relation in relations if relation.violation < 10 * NEARLY]
 
 
 def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
-    """Where small singular values begin. Only a drop sets them apart: a spectrum that fades out has no relations."""
+    """Return where small singular values begin.
+
+    Only a drop sets them apart: a spectrum that fades out has no relations.
+    """
     small = (values < limit * values[0]).nonzero().flatten()
     first = int(small[0]) if len(small) else len(values)
     cuts = (i for i in range(max(first, 1), len(values)) if values[i] < 0.1 * values[i - 1])
@@ -98,8 +101,8 @@ _FINE = _Resolution(1e-5, 6)
 _COARSE = _Resolution(1e-2, 1)
 
 
-def _reduced(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
-    """Gauss–Jordan elimination with complete pivoting on scaled rows."""
+def _reduce(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
+    """Return Gauss–Jordan elimination with complete pivoting on scaled rows."""
     rows = rows.clone()
     for index in range(len(rows)):
         sizes = rows[index:].abs()
@@ -115,7 +118,7 @@ def _reduced(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tenso
 
 
 def _trivial(features: list[Feature]) -> list[Tensor]:
-    """Sums over the rows along two axes of one parameter are the same number, for lengths and for sums alike."""
+    """Return relations that hold trivially: sums over the rows of one parameter agree along any of its axes."""
     groups: dict[tuple[str, str], dict[int, list[int]]] = {}
     for index, feature in enumerate(features):
         groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(index)
@@ -129,7 +132,7 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
     return result
 
 
-def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolution) -> list[Tensor]:
+def _shorten(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolution) -> list[Tensor]:
     """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
 
     A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
@@ -155,14 +158,14 @@ def _shortest(
     row: np.ndarray, table: np.ndarray, index: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> np.ndarray:
     """Return the shortest row within reach, over rows that may be as long or longer on the way."""
-    best = start = _descended(row, table, index, resolution)
+    best = start = _descend(row, table, index, resolution)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):
         if not frontier:
             break
         current = frontier.pop(0)
         for neighbour in _neighbours(current, table, index, trivial, resolution):
-            further = _descended(neighbour, table, index, resolution)
+            further = _descend(neighbour, table, index, resolution)
             if (signature := _signature(further)) not in seen:
                 seen.add(signature)
                 frontier.append(further)
@@ -173,7 +176,7 @@ def _shortest(
 def _neighbours(
     row: np.ndarray, table: np.ndarray, index: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> Iterator[np.ndarray]:
-    """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
+    """Yield the row without a trivial relation, or with all rows along one axis exchanged for their equals."""
     for relation in trivial:
         if not _has_half(row, relation):
             continue
@@ -204,7 +207,7 @@ _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
 
-def _descended(row: np.ndarray, table: np.ndarray, index: int, resolution: _Resolution) -> np.ndarray:
+def _descend(row: np.ndarray, table: np.ndarray, index: int, resolution: _Resolution) -> np.ndarray:
     """Subtract multiples of other rows while that leaves fewer terms."""
     lengths = np.count_nonzero(table, axis=1)
     lengths[index] = 2 * table.shape[1] + 1
@@ -224,13 +227,15 @@ def _descended(row: np.ndarray, table: np.ndarray, index: int, resolution: _Reso
 
 
 def _less(row: np.ndarray, other: np.ndarray, resolution: _Resolution) -> np.ndarray:
-    """`row` less the multiple of `other` that cancels most of its entries."""
+    """Return `row` less the multiple of `other` that cancels most of its entries."""
     result: np.ndarray = _each_less(row, other[None], resolution)[0]
     return result
 
 
 def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> np.ndarray:
-    """`row` less a multiple of each of the others: the ratio of entries that occurs most often, the least of several.
+    """Return `row` less a multiple of each of the others.
+
+    The ratio of entries that occurs most often, the least of several.
 
     Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing."""
     places = np.flatnonzero(row)
@@ -250,7 +255,7 @@ def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> 
 
 
 def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolution) -> list[Tensor]:
-    """Shortest rows first, each only if it is independent of the known relations and of those before it."""
+    """Return shortest rows first, each only if it is independent of the known relations and of those before it."""
     basis: list[Tensor] = []
 
     def is_new(row: Tensor) -> bool:
@@ -270,7 +275,10 @@ def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolutio
 
 
 def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tensor) -> Relation:
-    """A row as terms with readable coefficients: no traces of noise, fractions of small numbers where they fit."""
+    """Return a row as terms with readable coefficients.
+
+    No traces of noise, fractions of small numbers where they fit.
+    """
     entries = (row.abs() > 1e-3 * row.abs().max()).nonzero().flatten().tolist()
     smallest = min(abs(float(row[i])) for i in entries)
     sign = 1 if float(row[entries[0]]) > 0 else -1
@@ -289,6 +297,6 @@ def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tenso
 
 
 def _rational(value: float) -> float:
-    """The nearby fraction of small numbers, if there is one."""
+    """Return the nearby fraction of small numbers, if there is one."""
     near = float(Fraction(value).limit_denominator(12))
     return near if abs(near - value) < 1e-2 * max(1, abs(value)) else value

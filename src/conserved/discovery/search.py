@@ -17,7 +17,7 @@ from torch import Tensor
 from conserved.discovery.charges import Charges, EntryRelation, charges_of
 from conserved.discovery.entries import Entries, entry_symmetries
 from conserved.discovery.features import WHOLE, Rates, features_of, rates
-from conserved.discovery.forms import named, symmetries
+from conserved.discovery.forms import name_laws, symmetries
 from conserved.discovery.function import ParameterFunction
 from conserved.discovery.relations import relations
 from conserved.laws.independence import rank_of_gradients
@@ -39,12 +39,12 @@ def search(function: ParameterFunction, generator: torch.Generator, say: Callabl
     say(f"looking for forms among {count} features over {samples} samples")
     measured = rates(function, samples, generator, whole=samples if by_entry else WHOLE)
     if not by_entry:
-        return tuple(named(symmetries(relations(measured), measured, shapes)))
+        return tuple(name_laws(symmetries(relations(measured), measured, shapes)))
     entries = Entries(_flat(measured.points), _flat(measured.fields), shapes)
     measured = dataclasses.replace(measured, points=_few(measured.points), fields=_few(measured.fields))
     scalings, shifts = charges_of(entries.points * entries.fields), charges_of(entries.fields)
     if _along_axes(scalings, shapes, shifted=False) and _along_axes(shifts, shapes, shifted=True):
-        candidates = named(symmetries(relations(measured), measured, shapes))
+        candidates = name_laws(symmetries(relations(measured), measured, shapes))
         exact = [symmetry for symmetry in candidates if symmetry.exact]
         lengths = [symmetry for symmetry in exact if not symmetry.kind.linear]
         sums = [symmetry for symmetry in exact if symmetry.kind.linear]
@@ -57,12 +57,12 @@ def search(function: ParameterFunction, generator: torch.Generator, say: Callabl
 def _by_entry(
     scalings: Charges, shifts: Charges, entries: Entries, measured: Rates, say: Callable[[str], None]
 ) -> tuple[Symmetry, ...]:
-    """Exact laws from entries; those that hold up to something small from rows, which is where they are seen."""
+    """Return exact laws from entries; those that hold up to something small from rows, which is where they are seen."""
     say(f"looking for forms among {entries.points.shape[1]} entries")
     still = [EntryRelation(np.array([index]), np.ones(1)) for index in shifts.still.tolist()]
     exact = entry_symmetries(scalings.relations(), [*shifts.relations(), *still], entries)
     nearly = [s for s in symmetries(relations(measured, exact=False), measured, entries.shapes) if not s.exact]
-    return tuple(named([*exact, *nearly]))
+    return tuple(name_laws([*exact, *nearly]))
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
@@ -106,7 +106,7 @@ def _along_axes(charges: Charges, shapes: Mapping[str, tuple[int, ...]], *, shif
 
 
 def _beyond(values: np.ndarray, shifted: bool) -> np.ndarray:
-    """What is left of coefficients (laws first) without the part that whole rows, or sums along axes, can make."""
+    """Return coefficients (laws first) without the part that complete rows, or sums along axes, explain."""
     axes = range(1, values.ndim)
     if shifted:
         for axis in axes:

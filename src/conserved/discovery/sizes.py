@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved._torch_compat import tree_map
-from conserved.discovery.function import ParameterFunction, written_out
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
 from conserved.laws.verification import precision_of
 
 FieldsAtPoints = Callable[[Tensor, Any, int], Tensor]
@@ -84,7 +84,7 @@ def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) ->
     """Return the rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
     from conserved.discovery.fields import one_of
 
-    with torch.enable_grad(), written_out():
+    with torch.enable_grad(), without_fused_kernels():
         point = theta.detach().clone().requires_grad_()
         value = (function(point, one_of(x, 0)) * v[0]).sum()
     return torch.finfo(precision_of(value)).eps if value.requires_grad else torch.finfo(torch.float64).eps
@@ -93,7 +93,7 @@ def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) ->
 def _roughness(
     ahead: Float[Tensor, "samples D"], here: Float[Tensor, "samples D"], behind: Float[Tensor, "samples D"]
 ) -> float:
-    """Second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
+    """Return second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
     norms = torch.linalg.vector_norm(here, dim=1)
     curvature = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
     alive = norms > 0

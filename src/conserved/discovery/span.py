@@ -81,7 +81,7 @@ class Basis:
         return values
 
     def project_out(self, block: Float[Tensor, "count D"]) -> Float[Tensor, "count D"]:
-        """Rows without their parts along the basis."""
+        """Return rows without their parts along the basis."""
         return block - (block @ self.rows.mT) @ self.rows
 
     def add(self, block: Float[Tensor, "count D"]) -> None:
@@ -121,7 +121,7 @@ class Basis:
             self.largest_forgotten = max(self.largest_forgotten, float(values[faint]))
 
     def _orthonormal(self, fresh: Tensor) -> Tensor:
-        """Unit vectors made from small remainders have kept a part along the basis; take it out before they join."""
+        """Remove the part along the basis that vectors made from small remainders kept; return unit vectors."""
         fresh = self.project_out(fresh)
         return fresh / torch.linalg.vector_norm(fresh, dim=1, keepdim=True)
 
@@ -137,7 +137,10 @@ class Basis:
 
 
 def least_value(r: Float[Tensor, "k n"]) -> float:
-    """A lower bound of the smallest singular value of a triangular factor: 1 / ‖R⁻¹‖_F, or 0 if it is not square."""
+    """Return a lower bound of the smallest singular value of a triangular factor.
+
+    1 / ‖R⁻¹‖_F, or 0 if it is not square.
+    """
     if r.shape[0] != r.shape[1]:
         return 0.0
     identity = torch.eye(len(r), dtype=r.dtype, device=r.device)
@@ -146,7 +149,10 @@ def least_value(r: Float[Tensor, "k n"]) -> float:
 
 
 def largest_value(rows: Float[Tensor, "n m"]) -> float:
-    """An upper bound of the largest singular value, at most n^(1/16) times it: (Σ σ¹⁶)^(1/16), from the Gram matrix."""
+    """Return an upper bound of the largest singular value, at most n^(1/16) times it.
+
+    (Σ σ¹⁶)^(1/16), from the Gram matrix.
+    """
     size = float(torch.linalg.matrix_norm(rows))
     if size == 0:
         return 0.0
@@ -159,7 +165,10 @@ def largest_value(rows: Float[Tensor, "n m"]) -> float:
 
 
 def _values_and_directions(rows: Float[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
-    """Singular values and right singular vectors; of long rows through a triangular factor, which is much smaller."""
+    """Return singular values and right singular vectors.
+
+    Of long rows through a triangular factor, which is much smaller.
+    """
     if rows.shape[1] <= 2 * rows.shape[0]:
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
         return values, right
@@ -181,7 +190,7 @@ class Reflection:
 
     @staticmethod
     def of(block: Float[Tensor, "b m"]) -> tuple[Reflection, float]:
-        """That of a block of at most m rows, and a lower bound of the smallest singular value of the block."""
+        """Return that of a block of at most m rows, and a lower bound of the smallest singular value of the block."""
         packed, factors = torch.geqrf(block.mT)
         count = len(block)
         least = least_value(packed[:count].triu())
@@ -258,7 +267,9 @@ class Span:
         return max(self.rank - before, 0)
 
     def split(self, rows: Float[Tensor, "n D"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n m"]]:
-        """How long the parts of rows along known directions are, and what is left of the rows, in new coordinates."""
+        """Return how long the parts of rows along known directions are, and what is left of the rows, in new
+        coordinates.
+        """
         square = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
         rows = rows.clone()
         for reflection in self._reflections:
@@ -272,7 +283,7 @@ class Span:
         return square.sqrt(), rows - inside @ torch.cat((self._rest.rows, known))
 
     def _turned_back(self, rows: Tensor) -> Tensor:
-        """Rows in the given coordinates, from those after all reflections."""
+        """Return rows in the given coordinates, from those after all reflections."""
         start = self.reflected
         for reflection in reversed(self._reflections):
             start -= reflection.count

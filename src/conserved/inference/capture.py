@@ -25,7 +25,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved import _torch_compat
 from conserved._torch_compat import (
+    AutogradFunctionBase,
     TorchDispatchMode,
+    buffers_of,
     disable_dynamo,
     preserve_version_counter,
     storage_key,
@@ -36,7 +38,7 @@ from conserved._torch_compat import (
 from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
-from conserved.inference.objective import judged
+from conserved.inference.objective import loss_outputs
 from conserved.inference.program_state import DrawnNumbers, plain_numbers, random_states
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
@@ -155,14 +157,19 @@ class _Storage:
 
 
 def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
-    """The trained parameters that have entries in common with others, or with themselves: a step moves these twice."""
+    """Return the trained parameters that have entries in common with others, or with themselves.
+
+    A step moves these twice.
+    """
     trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
     among = overlapping(trained)
     return [name for name, parameter in trained.items() if name in among or overlaps_itself(parameter)]
 
 
 def has_hooks(parameter: Tensor) -> bool:
-    """Whether hooks are registered on a parameter that may change its gradient before or after it is accumulated."""
+    """Return whether hooks are registered on a parameter that may change its gradient before or after it is
+    accumulated.
+    """
     on_tensor = getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
     return bool(on_tensor) or has_accumulator_hooks(parameter)
 
@@ -217,7 +224,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would import its compiler, a second's work, to keep it away from a mode; we do so if it is there."""
+        """Return False: PyTorch would import its compiler, a second's work, only to keep it away from a mode."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -244,7 +251,7 @@ class Recorder(TorchDispatchMode):
             self._fixed.add(id(args[0]))
         recorded = tree_map_only(Tensor, self._read, (args, kwargs))
         out = func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        written = _written_tensors(func, args, kwargs)
         results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
         operation = Operation(
             name=name,
@@ -359,7 +366,10 @@ class Recorder(TorchDispatchMode):
         self.busy = False
 
     def known_as(self, function: type[torch.autograd.Function]) -> str:
-        """An autograd function's name; torch's checkpoints are what they are called in, another's of that name not."""
+        """Return an autograd function's name.
+
+        Torch's checkpoints are what they are called in, another's of that name not.
+        """
         if function is not CheckpointFunction:
             return function.__name__
         return self.custom[-1] if self.custom else CHECKPOINT
@@ -450,7 +460,7 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _write(self, target: Tensor, value: int, operation: Operation) -> None:
-        """The base of a storage after part of it was written."""
+        """Record the base of a storage after part of it was written."""
         key = _storage(target)
         if key is not None:
             self._written_storages.add(key)
@@ -480,7 +490,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _copy_over(name: str, source: Tensor, target: Tensor) -> None:
-    """What an exchange in a group of one process does."""
+    """Do what an exchange in a group of one process does."""
     target.copy_(source.view(target.shape))
 
 
@@ -501,7 +511,7 @@ _CREATES = (
 )
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the arguments that an operation writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -555,7 +565,7 @@ def _line() -> str:
 
 @contextlib.contextmanager
 def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
-    """Names of modules while they run, and the autograd functions that run inside them."""
+    """Record names of modules while they run, and the autograd functions that run inside them."""
     paths = {id(module): path for path, module in model.named_modules()} if model is not None else {}
 
     def enter(module: nn.Module, *_: Any) -> None:
@@ -570,7 +580,8 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
     ]
     # Beneath the public `apply`, which programs may have bound long ago: op = MyFunction.apply.
-    base: Any = torch.autograd.function._SingleLevelFunction
+    # No mode of PyTorch sees an autograd function being applied, so its base class is changed for this while.
+    base: Any = AutogradFunctionBase
     former = inspect.getattr_static(base, "apply")
     nested = "apply" in vars(base)
 
@@ -586,18 +597,10 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         recorder.made_elsewhere(cls.__name__, (args, kwargs), out, before)
         return out
 
-    former_hook = Tensor.register_hook
-
-    def register_hook(tensor: Tensor, hook: Any) -> Any:
-        recorder.program.hooked_values.add(recorder.value_of(tensor))
-        return former_hook(tensor, hook)
-
     base.apply = classmethod(apply)
-    setattr(Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
-        setattr(Tensor, "register_hook", former_hook)  # noqa: B010
         if nested:
             base.apply = former
         else:
@@ -608,7 +611,7 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
-    """Buffers and random numbers as they were before, also for a graph that is alive and will be differentiated.
+    """Restore buffers and random numbers afterwards, also for a live graph that will still be differentiated.
 
     A forward may count calls or update running statistics. Only buffers that changed are written back, and the
     counters by which autograd notices writes stay as they were: the values that graphs saved are there again.
@@ -616,7 +619,7 @@ def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
     Yields a list that holds the buffers that changed, once the block has ended.
     """
     changed: list[Tensor] = []
-    owned = [(module, dict(module._buffers)) for module in model.modules()] if model is not None else []
+    owned = [(module, dict(buffers_of(module))) for module in model.modules()] if model is not None else []
     buffers = [buffer for buffer in model.buffers() if not buffer.is_meta] if model is not None else []
     copies = [buffer.detach().clone() for buffer in buffers]
     counted = [buffer for buffer in buffers if not buffer.is_inference()]
@@ -632,17 +635,19 @@ def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
                 yield changed
             finally:
                 for module, before in owned:
-                    changed += [b for name, b in before.items() if b is not None and module._buffers.get(name) is not b]
-                    module._buffers.update(before)
+                    changed += [
+                        b for name, b in before.items() if b is not None and buffers_of(module).get(name) is not b
+                    ]
+                    buffers_of(module).update(before)
                 for buffer, value in zip(buffers, copies, strict=True):
-                    if not _unchanged(buffer, value):
+                    if not _is_unchanged(buffer, value):
                         changed.append(buffer)
                         buffer.data.copy_(value)
     finally:
         del copies
 
 
-def _unchanged(buffer: Tensor, value: Tensor) -> bool:
+def _is_unchanged(buffer: Tensor, value: Tensor) -> bool:
     """Return whether a buffer is what it was, NaN included."""
     same = buffer.detach() == value
     return bool((same | (buffer.detach() != buffer.detach())).all()) if buffer.is_floating_point() else bool(same.all())
@@ -672,14 +677,16 @@ _OWN_FILES = frozenset({__file__, _torch_compat.__file__})
 """Files whose own reads of tensors, as of a storage, are not reads of the program."""
 
 
-class _Reads(TorchFunctionMode):
-    """Notes where values leave the program: what Python decides by them cannot be seen."""
+class _ReadsAndHooks(TorchFunctionMode):
+    """A mode that notes reads of values and hooks on them, after which Python may do anything to gradients."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.register_hook:
+            self.recorder.program.hooked_values.add(self.recorder.value_of(args[0]))
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
         former, self.recorder.validating = self.recorder.validating, self.recorder.validating or func is F.one_hot
@@ -699,7 +706,7 @@ def _draws_numbers(run: Callable[[], Any], model: nn.Module | None) -> bool:
 def _changes_with_calls(run: Callable[[], Any], model: nn.Module | None, outputs: Sequence[Tensor]) -> bool:
     """Return whether a second call with the same random numbers and buffers has other outputs than the first."""
     with _undisturbed(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), without_mkldnn():
-        again = judged(run())
+        again = loss_outputs(run())
     if [output.shape for output in again] != [output.shape for output in outputs]:
         return True
     pairs = zip(again, outputs, strict=True)
@@ -725,11 +732,11 @@ def capture(
         without_mkldnn(),
         _watched(recorder, model),
         recorder,
-        _Reads(recorder),
+        _ReadsAndHooks(recorder),
     ):
         result = run()
     recorder.forget_state(changed)
-    outputs = judged(result)
+    outputs = loss_outputs(result)
     if drawn != random_states() and _draws_numbers(run, model):
         recorder.program.branches.append("random numbers of Python or NumPy")
     if numbers != plain_numbers(model) and _changes_with_calls(run, model, outputs):

@@ -73,7 +73,7 @@ def _reduction(arguments: Sequence[Any]) -> str:
     return "sum"
 
 
-def _reduced(x: Tensor, reduction: str, size: int) -> Tensor:
+def _reduce(x: Tensor, reduction: str, size: int) -> Tensor:
     """Return what a reduction makes of a tensor that all processes have alike."""
     if reduction in ("avg", "mean"):
         return x.clone()
@@ -85,7 +85,7 @@ def _reduced(x: Tensor, reduction: str, size: int) -> Tensor:
 
 def _all_reduce_in_place(size: int, note: NoteExchange, tensors: list[Tensor], *rest: Any, **named: Any) -> Any:
     for tensor in tensors:
-        tensor.copy_(_reduced(tensor, _reduction([*rest, *named.values()]), size))
+        tensor.copy_(_reduce(tensor, _reduction([*rest, *named.values()]), size))
     return tensors, finished_work()
 
 
@@ -118,7 +118,7 @@ def _all_to_all_base(size: int, note: NoteExchange, output: Tensor, x: Tensor, *
 
 
 def _all_reduce(size: int, note: NoteExchange, x: Tensor, reduction: str, *rest: Any, **named: Any) -> Tensor:
-    return _reduced(x, reduction.lower(), size)
+    return _reduce(x, reduction.lower(), size)
 
 
 def _all_gather(size: int, note: NoteExchange, x: Tensor, *rest: Any, **named: Any) -> Tensor:

@@ -21,7 +21,7 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Rows sorted by group, each times its group's matrix; group g ends before row offs[g]."""
+    """Return rows sorted by group, each times its group's matrix; group g ends before row offs[g]."""
     if offs is None:
         return torch.bmm(rows, maps)
     places = partial(torch.arange, rows.shape[0], device=rows.device, dtype=offs.dtype)

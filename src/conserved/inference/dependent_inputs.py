@@ -96,7 +96,7 @@ class _Span:
 
 
 def _uses(typing: Typing, field: FieldProgram) -> Iterator[ParameterUse]:
-    """Contractions of parameters that occur nowhere else."""
+    """Yield contractions of parameters that occur nowhere else."""
     program = typing.program
     places: dict[str, list[Operation]] = {}
     for number in typing.live:
@@ -109,18 +109,18 @@ def _uses(typing: Typing, field: FieldProgram) -> Iterator[ParameterUse]:
     single = {name: uses[0] for name, uses in places.items() if len(uses) == 1 and name not in outputs}
     for name, operation in single.items():
         if not operation.custom and not operation.stopped and name not in program.hooked:
-            yield from _contracted(name, operation, field, single)
+            yield from _uses_in_contraction(name, operation, field, single)
 
 
-def _contracted(
+def _uses_in_contraction(
     name: str, operation: Operation, field: FieldProgram, single: dict[str, Operation]
 ) -> Iterator[ParameterUse]:
     kind = base_name(operation.name)
     if kind == "aten::mul":
-        yield from _gained(name, operation, field)
+        yield from _uses_as_gain(name, operation, field)
         return
     if kind == "aten::convolution":
-        yield from _convolved(name, operation, field)
+        yield from _uses_in_convolution(name, operation, field)
         return
     if kind not in ("aten::mm", "aten::bmm", "aten::addmm"):
         return
@@ -149,7 +149,7 @@ def _contracted(
             yield ParameterUse(name, entries[batch], _rows(np.swapaxes(data[:, batch], 1, 2)))
 
 
-def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
+def _uses_in_convolution(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
     """Yield a convolution as a map of channels, with an output for every place of its kernel."""
     data, weight, transposed, groups = (operation.args[index] for index in (0, 1, 6, 8))
     numbers = field.of(data)
@@ -159,8 +159,8 @@ def _convolved(name: str, operation: Operation, field: FieldProgram) -> Iterator
     yield ParameterUse(name, entries.reshape(-1, entries.shape[-1]), _rows(np.moveaxis(numbers, 2, -1)))
 
 
-def _gained(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
-    """Entries of a gain that only multiply zeros, as maps of one input each."""
+def _uses_as_gain(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
+    """Yield entries of a gain that only multiply zeros, as maps of one input each."""
     left, right = operation.args[:2]
     own, other = (left, right) if _holds(left, name, field) else (right, left)
     numbers = field.of(other)
@@ -187,7 +187,7 @@ def _rows(data: np.ndarray) -> np.ndarray:
 
 
 def _relations(use: ParameterUse) -> list[list[Fraction]]:
-    """Linear relations between the inputs of a map; the last coefficient is that of its bias, if it has one."""
+    """Return linear relations between the inputs of a map; the last coefficient is that of its bias, if it has one."""
     rows = use.rows
     if use.bias:
         rows = np.concatenate([rows, np.ones((rows.shape[0], 1), dtype=np.int64)], 1)
@@ -232,11 +232,11 @@ def _view(name: str, shape: tuple[int, ...], entries: np.ndarray) -> View | None
             rest = [shape[d] for d in range(len(shape)) if d != axis]
             if columns.size == faced.shape[1]:
                 return View.of(name, shape, axes=axis, rows=tuple(rows))
-            return _picked(name, shape, axis, rows, columns, rest)
+            return _pick(name, shape, axis, rows, columns, rest)
     return None
 
 
-def _picked(
+def _pick(
     name: str, shape: tuple[int, ...], axis: int, rows: list[int], columns: np.ndarray, rest: list[int]
 ) -> View | None:
     """Return a view of some of the columns: a range along one of the other axes."""

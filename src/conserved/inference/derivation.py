@@ -10,7 +10,7 @@ import numpy as np
 
 from conserved.inference.capture import Operation
 from conserved.inference.engine import ReadPart
-from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, counted
+from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, count_calls
 from conserved.inference.rules import Known, base_name
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type, spread
@@ -43,7 +43,9 @@ class Derivation:
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, laws: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
-        """What is no law: parameters that none moves, then spaces of others, each with the operation that ended it."""
+        """Yield what is no law: parameters that none moves, then spaces of others, each with the operation that ended
+        it.
+        """
         moved = {name for symmetry in laws for name in symmetry.parameters}
         program = self.typing.program
         shared = set(program.shared)
@@ -65,7 +67,10 @@ class Derivation:
         yield from self._almost(moved - shared)
 
     def _almost(self, moved: set[str]) -> Iterator[tuple[str, str]]:
-        """Spaces of parameters that keep another law, each with the operation that ended it; layers are told once."""
+        """Yield spaces of parameters that keep another law, each with the operation that ended it.
+
+        Layers are told once.
+        """
         engine, program = self.typing.engine, self.typing.program
         if engine.charges.count > MOST_ATOMS:
             return
@@ -85,12 +90,12 @@ class Derivation:
                     if ending is None or not 0 <= ending.origin < len(program.operations):
                         continue
                     side = "" if region.role != "map" else ", outputs" if index == 0 else ", inputs"
-                    reason = self._said(program.operations[ending.origin])
+                    reason = self._sentence(program.operations[ending.origin])
                     endings.setdefault((_layers(name) + side, _layers(reason)), set()).add((name + side, reason))
         for (name, reason), alike in endings.items():
             yield next(iter(alike)) if len(alike) == 1 else (f"{name} ({len(alike)} of them)", reason)
 
-    def _said(self, operation: Operation) -> str:
+    def _sentence(self, operation: Operation) -> str:
         """Return an operation and where it stands."""
         name = base_name(operation.name).removeprefix("aten::").lstrip("_")
         return f"{name} in {operation.module}.{operation.line}" if operation.module else f"{name} in {operation.line}"
@@ -106,7 +111,7 @@ class Derivation:
                 operation = program.operations[ending.origin]
                 used = program.parameters[parameter] in operation.inputs()
                 frozen = "" if used else self._frozen(operation)
-                return f"{frozen} is frozen ({self._said(operation)})" if frozen else self._said(operation)
+                return f"{frozen} is frozen ({self._sentence(operation)})" if frozen else self._sentence(operation)
         return ""
 
     def _frozen(self, operation: Operation) -> str:
@@ -124,15 +129,17 @@ class Derivation:
         return ""
 
     def places(self) -> Mapping[str, frozenset[str]]:
-        """For every module in which something that depends on parameters is computed: the laws whose spaces are there.
+        """Return for every module in which something that depends on parameters is computed.
+
+        The laws whose spaces are there.
 
         A law without a space (a parameter that moves nothing) occurs where its parameters are read.
         """
         if self._places is None:
-            self._places = self._found_places()
+            self._places = self._surviving_parts()
         return self._places
 
-    def _found_places(self) -> dict[str, frozenset[str]]:
+    def _surviving_parts(self) -> dict[str, frozenset[str]]:
         program, known = self.typing.program, self.typing.known
         owners: tuple[_Owners, _Owners] = (_Owners(), _Owners())
         spaceless: dict[str, list[str]] = {}
@@ -172,14 +179,19 @@ class Derivation:
         ]
 
     def forgettings(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
-        """The normalisations that make a law one up to ε, with its charges there; ValueError if they are not known."""
+        """Return the normalisations that make a law one up to ε, with its charges there.
+
+        ValueError if they are not known.
+        """
         if self._forgets is None:
             self._forgets = Forgets(self.typing, self.assembly.parts, self.assembly.charges)
         return self._forgets.of(symmetry)
 
     def normalisations(self) -> Mapping[tuple[str, bool], int]:
-        """How many normalisations run in each module, those that are one operation apart from those written out."""
-        return counted(self.typing)
+        """Return how many normalisations run in each module, those that are one operation apart from those written
+        out.
+        """
+        return count_calls(self.typing)
 
     def explain(self, symmetry: Symmetry) -> str:
         """Return the operations that a symmetry's space passes through, in order."""
@@ -199,7 +211,7 @@ class Derivation:
             if named and not inputs and not results:
                 continue
             lines.append(f"  {event:6s} {name} in {operation.module or 'the program'}, {operation.line}")
-        return "\n".join(_folded(lines))
+        return "\n".join(_fold(lines))
 
     def verdict(self, symmetry: Symmetry) -> Verdict:
         """Return how well a law is known: VERIFIED if its identity held on the program in float64.
@@ -286,7 +298,7 @@ class _Owners:
         self._table: np.ndarray | None = None
 
     def add(self, name: str, atoms: np.ndarray) -> None:
-        """A law and its atoms."""
+        """Add a law and its atoms."""
         self._pairs.append(np.stack([atoms, np.full(atoms.shape, len(self._names), dtype=np.int64)], 1))
         self._names.append(name)
 
@@ -305,8 +317,8 @@ class _Owners:
         return {self._names[law] for law in laws}
 
 
-def _folded(lines: list[str]) -> list[str]:
-    """Lines with runs of the same step written once."""
+def _fold(lines: list[str]) -> list[str]:
+    """Return lines with runs of the same step written once."""
     result: list[str] = []
     for line in lines:
         if not result or result[-1] != line:

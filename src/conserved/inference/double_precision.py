@@ -47,20 +47,20 @@ class DoublePrecision(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
             return func(*args, **kwargs)
         if func in _CASTS:
-            return widened(args[0]).to(_CASTS[func])
+            return widen(args[0]).to(_CASTS[func])
         if _writes(func, kwargs):
             # The tensor that is written to keeps its memory: other tensors may be views of it.
             first = args[:1]
-            args = (*first, *tree_map(widened, tuple(args[1:])))
-            kwargs = {name: value if name == "out" else tree_map(widened, value) for name, value in kwargs.items()}
+            args = (*first, *tree_map(widen, tuple(args[1:])))
+            kwargs = {name: value if name == "out" else tree_map(widen, value) for name, value in kwargs.items()}
             return func(*args, **kwargs)
         if _is_view(func):
             return func(*args, **kwargs)
-        args, kwargs = tree_map(widened, (tuple(args), dict(kwargs)))
-        return tree_map(widened, func(*args, **kwargs))
+        args, kwargs = tree_map(widen, (tuple(args), dict(kwargs)))
+        return tree_map(widen, func(*args, **kwargs))
 
 
-def widened(value: Any) -> Any:
+def widen(value: Any) -> Any:
     """Return a tensor, or the name of a precision, in double precision; anything else as it is."""
     if isinstance(value, torch.dtype):
         return WIDE.get(value, value)
@@ -102,7 +102,7 @@ def in_double_precision(tensors: Sequence[Tensor] = ()) -> Iterator[None]:
         with ExitStack() as stack:
             for tensor in tensors:
                 # A copy also of what is wide already: a norm in training writes to its buffers.
-                tensor.data = widened(tensor.data) if tensor.dtype in WIDE else tensor.data.clone()
+                tensor.data = widen(tensor.data) if tensor.dtype in WIDE else tensor.data.clone()
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autocast("cpu", enabled=False))
             if torch.cuda.is_initialized():

@@ -16,7 +16,7 @@ from math import isfinite, prod
 
 import numpy as np
 
-from conserved.inference.field_groups import axes_of, cancelled, components, coordinates_of, has_axis, terms_of, within
+from conserved.inference.field_groups import axes_of, cancel, components, coordinates_of, has_axis, terms_of, within
 from conserved.inference.mixable_atoms import Partition
 from conserved.inference.reindexing import Move, Renumber
 from conserved.inference.system import LinearSystem
@@ -115,7 +115,7 @@ class Engine:
     def fresh(
         self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
     ) -> Field:
-        """New charges over some axes, in one block; different entries of virtual axes never mix."""
+        """Return new charges over some axes, in one block; different entries of virtual axes never mix."""
         atoms = self.charges.fresh((*counts, *sizes))
         self.partition.fresh(atoms, self.key())
         dims, atoms = tidy(dims, atoms, len(virtual))
@@ -127,7 +127,7 @@ class Engine:
     def alone(
         self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
     ) -> Field:
-        """New charges that do not mix with each other."""
+        """Return new charges that do not mix with each other."""
         result = self.fresh(dims, sizes, virtual, counts)
         self.partition.shatter(result.atoms)
         return result
@@ -135,8 +135,8 @@ class Engine:
     def equate(
         self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
     ) -> None:
-        """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
-        fields = cancelled([*left, *(field.times(-1) for field in right)])
+        """Require Σ left = Σ right at every place, one equation for each group of fields that share axes."""
+        fields = cancel([*left, *(field.times(-1) for field in right)])
         if not fields:
             return
         if soft:
@@ -166,7 +166,7 @@ class Engine:
                 self.endings += [Ending(field.atoms, self.origin, shift) for group in groups for field in group]
 
     def match(self, group: Sequence[Field], *, soft: bool = False) -> None:
-        """What an equation between charges means for mixing: two fields over the same axes are matched one to one."""
+        """Record what an equation between charges means for mixing: two fields over the same axes match one to one."""
         if soft:
             return
         ordered = sorted(group, key=lambda field: -len(field.dims) - len(field.virtual))
@@ -189,7 +189,7 @@ class Engine:
             self.partition.shatter(field.atoms)
 
     def erase(self, fields: Iterable[Field], *, shift: bool = False) -> None:
-        """Every atom of these fields is zero."""
+        """Set every atom of these fields to zero."""
         system = self.shifts if shift else self.charges
         for field in fields:
             atoms = distinct(field.atoms)
@@ -199,7 +199,9 @@ class Engine:
                 self.partition.shatter(atoms)
 
     def uniform(self, fields: Sequence[Field], dims: Sequence[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
-        """Σ fields is the same along `dims` (and along virtual axes in `virtual`); what is left of the fields there.
+        """Require that Σ fields is constant along `dims` and the virtual axes `virtual`.
+
+        Return what remains of the fields.
 
         Entries that differ along `dims` alone are matched, so that an operation that is linear along the other axes
         may still mix those; one that is not shatters them itself.
@@ -207,12 +209,12 @@ class Engine:
         gone = set(dims)
         touching = [field for field in fields if field.touches(gone) or any(has_axis(field, axis) for axis in virtual)]
         result = [field for field in fields if not any(field is other for other in touching)]
-        for group in components(cancelled(touching)):
+        for group in components(cancel(touching)):
             result += self._level(group, gone, virtual)
         return result
 
     def _level(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual]) -> list[Field]:
-        """One group of fields made the same along some axes."""
+        """Return one group of fields made the same along some axes."""
         if len(group) == 1:
             (field,) = group
             array = field.atoms
@@ -231,13 +233,16 @@ class Engine:
             return [Field(kept_dims, array[..., 0], field.weight, kept_virtual)]
         for field in group:
             self.partition.shatter(field.atoms)
-        remainder = self._left_over(group, gone, virtual)
+        remainder = self._remainder(group, gone, virtual)
         if remainder:
             self.endings += [Ending(field.atoms, self.origin, False) for field in group]
         return remainder
 
-    def _left_over(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
-        """What fields add up to, the same along the axes that go; nothing, with all set to zero, if it is too much."""
+    def _remainder(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
+        """Return the sum of the fields, constant along removed axes.
+
+        Empty, with all set to zero, if there are too many.
+        """
         axes_v, dims, sizes, counts = axes_of(group)
         kept_v = [
             n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
@@ -257,14 +262,14 @@ class Engine:
         return [remainder]
 
     def zero(self, type_: Type) -> None:
-        """The tensor does not move."""
+        """Require that the tensor does not move."""
         self.equate(type_.factors, ())
         for factor in type_.factors:
             self.partition.shatter(factor.atoms)
         self.steady(type_)
 
     def steady(self, type_: Type) -> None:
-        """Nothing is added to the tensor."""
+        """Require that nothing is added to the tensor."""
         type_ = self.moving(type_)
         if len(type_.shifts) == 1:
             self._vanish(type_.shifts[0].atoms)
@@ -274,12 +279,12 @@ class Engine:
         self.let_go(type_)
 
     def let_go(self, type_: Type) -> None:
-        """No row of a map is moved by a number of its own: what comes next sees the rows apart."""
+        """Set the separate shifts of a map's rows to zero, because the next operation sees rows apart."""
         for strand in type_.strands:
             self._vanish(strand.field.atoms)
 
     def drop(self, images: Iterable[Image]) -> None:
-        """These images of shifts vanish, because the shifts do."""
+        """Set the shifts behind these images to zero."""
         for image in images:
             self._vanish(image.atoms)
 
@@ -311,13 +316,13 @@ class Engine:
         )
 
     def forget_shift(self, type_: Type, dims: Sequence[int]) -> None:
-        """An operation that does not see what is added along `dims` alike."""
+        """Type an operation that ignores anything added uniformly along `dims`."""
         gone = set(dims)
         type_ = self.moving(type_)
         seen = [shift.atoms for shift in type_.shifts] + [image.atoms for image in type_.images]
         self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
         touching = [shift for shift in type_.shifts if shift.touches(gone)]
-        for group in components(cancelled(touching)):
+        for group in components(cancel(touching)):
             axes_v, all_dims, sizes, counts = axes_of(group)
             kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
             kept_v = [n for n, axis in enumerate(axes_v) if not gone & set(axis.dims)]
@@ -334,7 +339,7 @@ class Engine:
             self._level_strand(strand, gone)
 
     def _level_strand(self, strand: Strand, gone: set[int]) -> None:
-        """Rows that a norm or softmax does not see when all are moved alike, and by the same data."""
+        """Level rows that a norm or softmax ignores when all are moved alike by the same data."""
         field, data = strand.field, strand.data
         apart = [n for n, dim in enumerate(data.dims) if dim in gone]
         if any(bool((data.atoms != np.take(data.atoms, [0], n)).any()) for n in apart):
@@ -345,14 +350,16 @@ class Engine:
             self.shifts.add([(Fraction(1), field.atoms), (Fraction(-1), first)], origin=self.origin)
 
     def net(self, shifts: Sequence[Field]) -> tuple[Field, ...]:
-        """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on.
+        """Return shifts that are added, with one field for each group that shares axes.
+
+        What cancels here cancels later on.
 
         One that is the same along some axes joins one that varies along them, as the mean that a norm takes away.
         """
         result = []
         groups: list[list[Field]] = []
         for group in sorted(
-            components(cancelled(shifts)), key=lambda component: -len({d for f in component for d in f.dims})
+            components(cancel(shifts)), key=lambda component: -len({d for f in component for d in f.dims})
         ):
             plain = all(not component.dims and not component.virtual for component in group)
             if groups and plain:
@@ -370,7 +377,7 @@ class Engine:
         return tuple(result)
 
     def split_by(self, fields: Iterable[Field], dims: Iterable[int], *, batch: bool) -> None:
-        """Something varies along `dims`: atoms at different places there do not mix."""
+        """Separate atoms at different places along `dims`, because something varies there."""
         wanted = tuple(sorted(set(dims)))
         for field in fields:
             keys = coordinates_of(field, wanted)
@@ -378,7 +385,7 @@ class Engine:
                 self.partition.split(field.atoms, keys, batch=batch)
 
     def imaged(self, type_: Type, along: Iterable[int], without: Iterable[int] = ()) -> tuple[Image, ...]:
-        """Shifts of a tensor after a product with something that varies along `along`, summed over `without`."""
+        """Return shifts of a tensor after a product with something that varies along `along`, summed over `without`."""
         extra, gone = set(along), set(without)
         type_ = self.moving(type_)
         images = [
@@ -386,10 +393,10 @@ class Engine:
             for shift in type_.shifts
         ]
         images += [Image(self.key(), frozenset((image.varies | extra) - gone), image.atoms) for image in type_.images]
-        return tuple(images) if len(images) <= IMAGES else self._bundled(images)
+        return tuple(images) if len(images) <= IMAGES else self._bundle(images)
 
-    def _bundled(self, images: Sequence[Image]) -> tuple[Image, ...]:
-        """Images with the same axes as one, that vanishes if any of their shifts has to.
+    def _bundle(self, images: Sequence[Image]) -> tuple[Image, ...]:
+        """Return images with the same axes as one, that vanishes if any of their shifts has to.
 
         Every map of a chain adds an image of its own bias to those of all maps before it, so that without this a chain
         of n maps takes n² steps. A bundle can cancel only as a whole, which loses symmetries and never invents one.
@@ -412,7 +419,7 @@ class Engine:
             gated = [f.atoms for f in type_.factors if f.touches(other)]
             self.gates += [(self.origin, atoms) for atoms in gated]
         return Type(
-            cancelled([*left.factors, *right.factors]),
+            cancel([*left.factors, *right.factors]),
             (),
             self.imaged(left, varies[1]) + self.imaged(right, varies[0]),
         )
@@ -428,7 +435,7 @@ class Engine:
         other: set[int],
         sizes: Mapping[int, int],
     ) -> Type:
-        """Σ over `summed` of left · right, in a common numbering of axes.
+        """Return Σ over `summed` of left · right, in a common numbering of axes.
 
         `batch` axes belong to both and stay, `mine` and `other` to one of them. For every group of fields that touch a
         summed axis the charges add up to something that does not depend on it.
@@ -443,19 +450,15 @@ class Engine:
             # Every entry of one operand meets every entry of the other: scores, as of queries and keys.
             self.passed.setdefault("scores", []).extend(field.atoms for field in touching)
         passing = [field for field in fields if not any(field is t for t in touching)]
-        for group in components(cancelled(touching)):
+        for group in components(cancel(touching)):
             passing += self._contracted(group, summed, batch)
         left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | own_dims, summed)
-        strands = self._carried(left, summed, batch | other, sizes) + self._carried(
-            right, summed, batch | own_dims, sizes
-        )
-        return Type(cancelled(passing), (), images, strands=strands)
+        strands = self._carry(left, summed, batch | other, sizes) + self._carry(right, summed, batch | own_dims, sizes)
+        return Type(cancel(passing), (), images, strands=strands)
 
-    def _carried(
-        self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]
-    ) -> tuple[Strand, ...]:
-        """Strands of a factor of a contraction: the other one is data that may vary along `along`."""
+    def _carry(self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]) -> tuple[Strand, ...]:
+        """Return strands of a factor of a contraction: the other one is data that may vary along `along`."""
         images = []
         for strand in self.moving(type_).strands:
             dims = sorted((set(strand.data.dims) | along) - summed)
@@ -484,11 +487,13 @@ class Engine:
         else:
             for field in group:
                 self.partition.shatter(field.atoms)
-        return self._left_over(group, summed)
+        return self._remainder(group, summed)
 
 
 def fraction(number: int | float) -> Fraction:
-    """A fraction that is the number to 1e-11, which is rounding in the identities of laws; zero if there is none.
+    """Return a fraction that is the number to 1e-11, which is rounding in the identities of laws.
+
+    Zero if there is none.
 
     Positions that are divided by √d move against embeddings, so that fractions with small denominators do not do.
     Denominators stay below 2²⁰: equations are written in whole numbers of 64 bits.

@@ -22,7 +22,7 @@ class NoExampleError(InvalidInputError, ValueError):
 
 
 def example_inputs(model: nn.Module) -> Iterator[ModelCall]:
-    """Calls to try, the most telling first.
+    """Yield calls to try, the most telling first.
 
     Lightning's `example_input_array`, transformers' configurations, then the first layer that fixes a shape.
     """
@@ -46,7 +46,7 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 
 def tokens(model: nn.Module, vocabulary: int, *shape: int) -> Tensor:
-    """Token numbers, none of them 0 (often padding) if there are others."""
+    """Return token numbers, none of them 0 (often padding) if there are others."""
     low = 1 if vocabulary > 1 else 0
     device = _device(model)
     if device.type == "meta":
@@ -56,7 +56,7 @@ def tokens(model: nn.Module, vocabulary: int, *shape: int) -> Tensor:
 
 
 def numbers(model: nn.Module, *shape: int) -> Tensor:
-    """Random inputs in the model's precision."""
+    """Return random inputs in the model's precision."""
     device, dtype = _device(model), _dtype(model)
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)

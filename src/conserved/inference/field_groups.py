@@ -26,8 +26,8 @@ def within(a: Field, b: Field) -> bool:
     return set(a.dims) <= set(b.dims) and all(has_axis(b, axis) for axis in a.virtual)
 
 
-def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """Fields without those that occur with opposite weights, equal ones added up."""
+def cancel(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Return fields without those that occur with opposite weights, equal ones added up."""
     fields_left: list[Field] = []
     for field in fields:
         for index, other in enumerate(fields_left):
@@ -49,7 +49,7 @@ def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
 
 
 def components(fields: Sequence[Field]) -> list[list[Field]]:
-    """Groups of fields that are connected by common axes."""
+    """Return groups of fields that are connected by common axes."""
     groups: list[tuple[set[int], list[Virtual], list[Field]]] = []
     for field in fields:
         dims, virtual, members = set(field.dims), list(field.virtual), [field]
@@ -66,7 +66,10 @@ def components(fields: Sequence[Field]) -> list[list[Field]]:
 
 
 def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int], list[int]]:
-    """All axes of a group of fields: virtual ones, dimensions, the sizes of those, the sizes of the virtual ones."""
+    """Return all axes of a group of fields.
+
+    Virtual ones, dimensions, the sizes of those, the sizes of the virtual ones.
+    """
     virtual: list[Virtual] = []
     counts: list[int] = []
     sizes: dict[int, int] = {}
@@ -82,13 +85,13 @@ def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int]
 
 
 def terms_of(group: Sequence[Field]) -> tuple[list[tuple[Fraction, Atoms]], int]:
-    """The terms of the equation of a group, over all its axes, and how many equations there are."""
+    """Return the terms of the equation of a group, over all its axes, and how many equations there are."""
     virtual, dims, sizes, counts = axes_of(group)
     return [(field.weight, spread(field, dims, sizes, virtual)) for field in group], prod(sizes) * prod(counts)
 
 
 def coordinates_of(field: Field, dims: Iterable[int]) -> Atoms | None:
-    """For every place of a field its position along those of its own axes that are among `dims`."""
+    """Return for every place of a field its position along those of its own axes that are among `dims`."""
     own_dims = [dim for dim in field.dims if dim in set(dims)]
     if not own_dims:
         return None

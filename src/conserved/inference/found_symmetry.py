@@ -37,7 +37,7 @@ class FoundSymmetry:
     """What it is called, if that is known already."""
 
     def signed(self) -> FoundSymmetry:
-        """With the first leg moving by a positive power."""
+        """Make the degree of the first leg positive."""
         if self.legs[0].degree < 0:
             self.legs = tuple(Leg(leg.view, -leg.degree) for leg in self.legs)
             for part in self.parts:

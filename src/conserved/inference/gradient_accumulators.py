@@ -22,7 +22,7 @@ def held_elsewhere(parameters: Iterable[Tensor]) -> list[Tensor]:
 
     A node that only this function looked at is gone once it returns, and what was written on it too.
     """
-    return [tensor for tensor in parameters if tensor.requires_grad and tensor.is_leaf and _kept(tensor)]
+    return [tensor for tensor in parameters if tensor.requires_grad and tensor.is_leaf and _is_kept(tensor)]
 
 
 def has_accumulator_hooks(tensor: Tensor) -> bool:
@@ -30,7 +30,7 @@ def has_accumulator_hooks(tensor: Tensor) -> bool:
 
     Such hooks may change the gradient and are not among the hooks of the tensor. A node that nobody keeps has none.
     """
-    if not (tensor.requires_grad and tensor.is_leaf and _kept(tensor)):
+    if not (tensor.requires_grad and tensor.is_leaf and _is_kept(tensor)):
         return False
     with torch.inference_mode(False), torch.enable_grad():
         return _has_hooks(get_gradient_edge(tensor).node)
@@ -70,7 +70,7 @@ def _do_nothing(*_: Any) -> None:
     return None
 
 
-def _kept(tensor: Tensor) -> bool:
+def _is_kept(tensor: Tensor) -> bool:
     _notes(tensor)[_MARK] = True
     return _notes(tensor).pop(_MARK, None) is not None
 

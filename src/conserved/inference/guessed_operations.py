@@ -23,7 +23,7 @@ Guess = Callable[[list[Tensor]], Tensor]
 
 
 def unknown_operations(program: CapturedProgram, live: Sequence[int]) -> dict[str, Operation]:
-    """Operations without a rule, the first of each name."""
+    """Return operations without a rule, the first of each name."""
     result: dict[str, Operation] = {}
     for number in live:
         operation = program.operations[number]
@@ -34,13 +34,13 @@ def unknown_operations(program: CapturedProgram, live: Sequence[int]) -> dict[st
 
 
 def guesses(program: CapturedProgram, operation: Operation) -> Iterator[StandIn]:
-    """Functions that an operation may be, to go by shapes."""
+    """Yield functions that an operation may be, to go by shapes."""
     values = program.values
     shapes = [values[n].shape for n in operation.inputs() if values[n].dtype.is_floating_point]
     outs = [values[n].shape for n in operation.results if values[n].dtype.is_floating_point]
     if not shapes or not outs:
         return
-    for guess in _guessed(shapes, outs[0]):
+    for guess in _guess(shapes, outs[0]):
         yield _StandIn(guess, outs)
 
 
@@ -58,7 +58,7 @@ class _StandIn:
         return first if not rest else (first, *rest)
 
 
-def _guessed(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Guess]:
+def _guess(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Guess]:
     if len(shapes) >= 3 and len(out) >= 3 and all(len(shape) == len(out) for shape in shapes[:3]):
         yield from _attentions(shapes[0], shapes[1], shapes[2], out)
     if len(shapes) >= 2 and shapes[0] == shapes[1] == out:
@@ -81,7 +81,7 @@ def _guessed(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Gu
 
 
 def _attentions(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Guess]:
-    """Softmax attention with heads before positions, or after them; heads may be shared."""
+    """Yield softmax attention with heads before positions, or after them; heads may be shared."""
     if q[-1] != k[-1] or out[-1] != v[-1] or out[:-1] != q[:-1]:
         return
     if q[:-3] == k[:-3] == v[:-3] and k[-3:-1] == v[-3:-1] and q[-3] % k[-3] == 0:
@@ -93,18 +93,18 @@ def _attentions(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out:
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[-3] // k.shape[-3]
     if groups > 1:
-        k, v = (_repeated(tensor, groups) for tensor in (k, v))
+        k, v = (_repeat(tensor, groups) for tensor in (k, v))
     return _product(torch.softmax(_product(q, k.transpose(-1, -2)), -1), v)
 
 
-def _repeated(heads: Tensor, groups: int) -> Tensor:
+def _repeat(heads: Tensor, groups: int) -> Tensor:
     """Return every head several times."""
     *batch, count, length, width = heads.shape
     return heads.unsqueeze(-3).expand(*batch, count, groups, length, width).reshape(*batch, -1, length, width)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products as one operation that has a rule: below autograd, `matmul` is not one."""
+    """Return matrix products as one operation that has a rule: below autograd, `matmul` is not one."""
     product = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
     return product.reshape(*a.shape[:-1], b.shape[-1])
 

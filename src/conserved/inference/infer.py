@@ -21,16 +21,16 @@ from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
 from conserved.inference.gathered_rows import GATHERED, laws_of_gathered_rows
 from conserved.inference.gradient_accumulators import held_elsewhere
-from conserved.inference.materialised_models import is_sharded, made_up, materialised
-from conserved.inference.naming import named
+from conserved.inference.materialised_models import draw_values, is_sharded, materialize
+from conserved.inference.naming import name_symmetries
 from conserved.inference.parameters_without_gradient import inert, read_in_part
 from conserved.inference.probed import with_probed
-from conserved.inference.program_check import ProgramRun, checked_on_program
-from conserved.inference.program_state import undisturbed
+from conserved.inference.program_check import ProgramRun, check_on_program
+from conserved.inference.program_state import preserve_state
 from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
-from conserved.inference.typing import Typing, typed
+from conserved.inference.typing import Typing, type_program
 from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
@@ -55,7 +55,7 @@ LARGE = 100_000_000
 
 
 def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
-    """The conservation laws of a model, or of any program, inferred from the operations it runs.
+    """Return the conservation laws of a model, or of any program, inferred from the operations it runs.
 
     One forward pass is followed, and every symmetry of the parameters that the operations allow becomes a law. Nothing
     is known about architectures. Shapes and types of the inputs count; their values do not, except where a program
@@ -80,10 +80,10 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
-        laws, program, run = _inferred(model, args, kwargs, loss)
+    with preserve_state(model) if isinstance(model, nn.Module) else nullcontext():
+        laws, program, run = _infer(model, args, kwargs, loss)
         PROGRESS.enter(f"checking {len(laws)} laws on the program")
-        laws = checked_on_program(laws, program, run, classes=_classes(loss))
+        laws = check_on_program(laws, program, run, classes=_classes(loss))
     if isinstance(laws.derivation, Derivation):
         laws.derivation.program_check = laws.checked
     return laws
@@ -102,18 +102,18 @@ def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
     Returns:
         The symmetries that the rules allow.
     """
-    return _inferred(model, args, kwargs, "any")[0]
+    return _infer(model, args, kwargs, "any")[0]
 
 
 def _classes(loss: str) -> int | None:
     return -1 if loss == "cross_entropy" else None
 
 
-def _inferred(
+def _infer(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: str
 ) -> tuple[LawSet, CapturedProgram, ProgramRun]:
     PROGRESS.enter("following the program")
-    program, parameters, run = _followed(model, args, kwargs)
+    program, parameters, run = _follow(model, args, kwargs)
     classes = _classes(loss)
     laws = laws_of(program, parameters, classes=classes)
     assert isinstance(laws.derivation, Derivation)
@@ -124,7 +124,7 @@ def _inferred(
         laws.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
     if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
-        inner, prefix = unwrapped(model)
+        inner, prefix = unwrap(model)
 
         def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
             inner_parameters = {prefix + name: parameter for name, parameter in inner.named_parameters()}
@@ -136,17 +136,17 @@ def _inferred(
 
 
 def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether inputs may be kept as long as the laws are."""
+    """Return whether inputs may be kept as long as the laws are."""
     tensors = [leaf for leaf in tree_flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= KEPT_BYTES
 
 
 def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
-    """The laws of a captured program."""
-    typing = typed(program, classes)
+    """Return the laws of a captured program."""
+    typing = type_program(program, classes)
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
-    symmetries = over_unread_rows(named(assembly, assembly.found()), typing)
+    symmetries = over_unread_rows(name_symmetries(assembly, assembly.found()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
     gathered: frozenset[str] = frozenset()
     if program.communicates:
@@ -174,7 +174,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
 
 
 def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
-    """Where a symmetry comes from: "typed", or "assumed".
+    """Return where a symmetry comes from: "typed", or "assumed".
 
     Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
     may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs: they hold on
@@ -212,10 +212,10 @@ def _is_partial(symmetry: Symmetry, program: CapturedProgram) -> bool:
     return False
 
 
-def _followed(
+def _follow(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
-    """The program of a call, the parameters that are trained, and how it is run again."""
+    """Return the program of a call, the parameters that are trained, and how it is run again."""
     if isinstance(model, nn.Module):
         return _module(model, args, kwargs)
     if not callable(model):
@@ -255,7 +255,7 @@ def _module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
-    inner, prefix = unwrapped(model)
+    inner, prefix = unwrap(model)
     if has_flat_parameters(inner):
         raise NotImplementedError(FLAT)
     if runs_on_several(inner):
@@ -268,7 +268,7 @@ def _module(
         blank = any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
         if not blank or sum(parameter.numel() for parameter in parameters.values()) > LARGE:
             raise
-        twin = materialised(inner)
+        twin = materialize(inner)
         if twin is None:
             raise
         given = {prefix + name: parameter for name, parameter in twin.named_parameters()}
@@ -278,12 +278,12 @@ def _module(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """An input as one process would get it, with values: a sharded one is made up in its whole shape."""
-    return made_up(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
+    """Return an input as one process would get it, with values: a sharded one is made up in its whole shape."""
+    return draw_values(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
 
 
 def _run_again(model: nn.Module, prefix: str, inputs: Inputs) -> ProgramRun:
-    """A call of a module, to be made again: on a copy where a graph or a wrapper depends on its parameters."""
+    """Return a call of a module, to be made again: on a copy where a graph or a wrapper depends on its parameters."""
     refused = ""
     if held_elsewhere(model.parameters()):
         try:
@@ -308,8 +308,10 @@ def _call(
     return _run(model, prefix, parameters, args, kwargs), (args, kwargs)
 
 
-def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
-    """The module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters' names."""
+def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters'
+    names.
+    """
     prefix = ""
     while True:
         for name in ("_orig_mod", "module"):
@@ -402,5 +404,5 @@ def _on_meta(
 
 
 def closure(loss_fn: Callable[[], Tensor], model: nn.Module) -> LawSet:
-    """The laws of a whole objective."""
+    """Return the laws of a whole objective."""
     return recognize(loss_fn, model)

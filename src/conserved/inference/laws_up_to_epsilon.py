@@ -52,7 +52,7 @@ class Forgets:
         self._typing, self._parts = typing, parts
         self._rows = solution.expand[:, np.flatnonzero(solution.soft > 0)].tocsr()
         self._columns = self._rows.tocsc()
-        self._numbers = _numbered(typing)
+        self._numbers = _number_calls(typing)
         self._regions = {id(region): region for regions in typing.engine.regions.values() for region in regions}
         atoms = [
             np.stack([flat, np.full_like(flat, id(region))], 1)
@@ -64,7 +64,7 @@ class Forgets:
         self._owners = table[np.argsort(table[:, 0], kind="stable")]
 
     def of(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
-        """Every normalisation through which a law up to ε passes.
+        """Return every normalisation through which a law up to ε passes.
 
         Raises:
             UnsolvedError: if the law's motion cannot be told from the typing.
@@ -83,7 +83,7 @@ class Forgets:
         return tuple(forgotten)
 
     def _motions(self, symmetry: Symmetry) -> Iterator[np.ndarray]:
-        """For every row of a law the charges of all atoms while it moves."""
+        """Yield for every row of a law the charges of all atoms while it moves."""
         parts = self._parts[symmetry.name]
         own_regions = {id(part.region) for part in parts}
         for row in range(symmetry.n if symmetry.kind.shared == "rows" else 1):
@@ -91,7 +91,7 @@ class Forgets:
 
     @staticmethod
     def _moved(part: LegPart, row: int, symmetry: Symmetry) -> tuple[float, list[tuple[float, np.ndarray]]]:
-        """The degree of a leg, and the atoms whose charges add up to it, one set for every factor."""
+        """Return the degree of a leg, and the atoms whose charges add up to it, one set for every factor."""
         factors = part.region.type.factors
         if part.factor < 0:
             return float(part.degree), [(float(factor.weight), factor.atoms.reshape(-1)) for factor in factors]
@@ -129,13 +129,13 @@ class Forgets:
         return {int(region) for a, b in zip(low, high, strict=True) for region in np.unique(self._owners[a:b, 1])}
 
     def _moves(self, region: int, vector: np.ndarray) -> bool:
-        """Whether a motion scales a region; charges of its factors may cancel."""
+        """Return whether a motion scales a region; charges of its factors may cancel."""
         factors = [(float(factor.weight), factor.atoms.reshape(-1)) for factor in self._regions[region].type.factors]
         return not abs(_power(factors, vector)) < 1e-9
 
 
 def _power(factors: Sequence[tuple[float, np.ndarray]], vector: np.ndarray) -> float:
-    """By which power a motion scales a leg; not a number if its entries move differently."""
+    """Return by which power a motion scales a leg; not a number if its entries move differently."""
     total = 0.0
     for weight, atoms in factors:
         values = vector[atoms]
@@ -145,8 +145,8 @@ def _power(factors: Sequence[tuple[float, np.ndarray]], vector: np.ndarray) -> f
     return total
 
 
-def _numbered(typing: Typing) -> dict[int, tuple[str, bool, int]]:
-    """For every operation that forgets a scale: its module, whether it is a function, its number there."""
+def _number_calls(typing: Typing) -> dict[int, tuple[str, bool, int]]:
+    """Return for every operation that forgets a scale: its module, whether it is a function, its number there."""
     soft = {softened.origin for softened in typing.engine.softened}
     counts: dict[tuple[str, bool], int] = {}
     numbers: dict[int, tuple[str, bool, int]] = {}
@@ -160,13 +160,13 @@ def _numbered(typing: Typing) -> dict[int, tuple[str, bool, int]]:
     return numbers
 
 
-def counted(typing: Typing) -> dict[tuple[str, bool], int]:
-    """How many normalisations run in each module, those that are one operation apart from those written out."""
-    return dict(Counter((module, function) for module, function, _ in _numbered(typing).values()))
+def count_calls(typing: Typing) -> dict[tuple[str, bool], int]:
+    """Return how many normalisations run in each module, those that are one operation apart from those written out."""
+    return dict(Counter((module, function) for module, function, _ in _number_calls(typing).values()))
 
 
 def _charges(softened: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
-    """The total charge of what is divided by, for every motion, over the axes along which it differs."""
+    """Return the total charge of what is divided by, for every motion, over the axes along which it differs."""
     placed = [field for field in softened.fields if not field.virtual]
     dims = tuple(sorted({dim for field in placed for dim in field.dims}))
     charges: np.ndarray = np.zeros((len(motions),) + (1,) * len(dims))

@@ -27,14 +27,14 @@ from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
-from conserved.inference.program_state import undisturbed
+from conserved.inference.program_state import preserve_state
 from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
 
 
 def being_followed() -> bool:
-    """Whether the forward pass that runs now is one that laws are read off, and not one of training."""
+    """Return whether the forward pass that runs now is one that laws are read off, and not one of training."""
     return CHECKING.get() or any(isinstance(mode, Recorder) for mode in dispatch_modes())
 
 
@@ -77,7 +77,7 @@ class FirstCall:
         return result
 
     def laws(self) -> LawSet:
-        """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
+        """Return the laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
         return laws_of_model(self.model, loss=self.loss, call=self.call)
 
     def __enter__(self) -> FirstCall:
@@ -96,8 +96,8 @@ class FirstCall:
             kept_with(model).waiting = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        if not torch.is_grad_enabled() or being_followed() or _transformed():
+        """Note a call of the model; skip calls without gradients and those made to infer laws."""
+        if not torch.is_grad_enabled() or being_followed() or in_function_transform():
             return
         self._stop()
         if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
@@ -151,7 +151,7 @@ class FirstCall:
 
 
 def in_parts(model: nn.Module) -> bool:
-    """Whether a model is a list of modules that are called by themselves, as the stages of a pipeline are."""
+    """Return whether a model is a list of modules that are called by themselves, as the stages of a pipeline are."""
     return isinstance(model, nn.ModuleList | nn.ModuleDict)
 
 
@@ -177,7 +177,7 @@ class FirstCallsOfParts(FirstCall):
             part.came.append(self._note_call)
 
     def laws(self) -> LawSet:
-        """The laws of all parts, each under the name of its part."""
+        """Return the laws of all parts, each under the name of its part."""
         several = [rename(part.laws(), f"{name}.{{}}".format, block=f"{name}.") for name, part in self._parts.items()]
         return LawSet(
             symmetries=tuple(symmetry for laws in several for symmetry in laws),
@@ -196,11 +196,6 @@ class FirstCallsOfParts(FirstCall):
         if all(part.call is not None for part in self._parts.values()):
             for function in list(self.came):
                 function()
-
-
-def _transformed() -> bool:
-    """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
-    return in_function_transform()
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -234,7 +229,7 @@ class Kept:
         """The module around it that is called in training."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the model, and files it is saved in, know nothing; `torch.load` trusts what stands there."""
+        """Forget everything in copies and pickles of the model; `torch.load` trusts stored attributes."""
         return OrderedDict, ()
 
 
@@ -242,7 +237,7 @@ _PLACE = "_kept_by_conserved"
 
 
 def kept_with(model: nn.Module) -> Kept:
-    """What was found out about a model; a copy that shares the attributes of another model has its own."""
+    """Return what was found out about a model; a copy that shares the attributes of another model has its own."""
     state = model.__dict__.get(_PLACE)
     if not isinstance(state, Kept) or state.owner() is not model:
         state = model.__dict__[_PLACE] = Kept(model)
@@ -255,7 +250,7 @@ def forget_model(model: nn.Module) -> None:
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
-    """The laws of a model as it is now, if they were inferred before; nothing is inferred.
+    """Return the laws of a model as it is now, if they were inferred before; nothing is inferred.
 
     Args:
         model: any module.
@@ -271,7 +266,7 @@ def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
 def laws_of_model(
     model: nn.Module, *, loss: str = "any", call: ModelCall | None = None, parts: ModelParts | None = None
 ) -> LawSet:
-    """The laws of a model, inferred once and kept with it.
+    """Return the laws of a model, inferred once and kept with it.
 
     They are inferred again when parameters were added, removed, replaced, tied, frozen or unfrozen, when a part changed
     between training and evaluation, and when a module got another `forward`.
@@ -299,7 +294,7 @@ def laws_of_model(
     args, kwargs = call or ((), {})
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
-        with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
+        with saved_tensors_hooks(Tensor.detach, _same), _as_written(), preserve_state(model):
             laws, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExampleError as problem:
         raise NoExampleError(
@@ -311,7 +306,7 @@ def laws_of_model(
 
 
 def _as_written() -> AbstractContextManager[Any]:
-    """Within it, compiled parts of a model run as they are written, so that their operations are seen."""
+    """Run compiled parts of a model eagerly, so that their operations are seen."""
     # Asking for a stance imports the compiler, which takes seconds; without it nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
@@ -345,7 +340,7 @@ class _Walk:
     named: dict[str, nn.Parameter]
 
     def again(self, model: nn.Module) -> ModelParts | None:
-        """The parts of the model if it is still made of the same; None otherwise."""
+        """Return the parts of the model if it is still made of the same; None otherwise."""
         modules = [*map(call, self.modules)]
         try:
             state = _state(modules, self.parents, self.owners)[1]
@@ -356,7 +351,10 @@ class _Walk:
 
 
 def parts_of(model: nn.Module) -> ModelParts:
-    """The parts of a model. It is asked for in every step: one that did not change is recognised without a loop."""
+    """Return the parts of a model. Every step asks, so an unchanged model is recognised without a loop."""
+    if isinstance(model, torch.jit.ScriptModule):
+        # A scripted module keeps what it is made of outside of Python.
+        return _scripted_parts(model)
     stored = kept_with(model)
     parts = None if stored.walk is None else stored.walk.again(model)
     if parts is not None:
@@ -378,10 +376,19 @@ def parts_of(model: nn.Module) -> ModelParts:
     return ModelParts(model, parameters, state, walk.named)
 
 
+def _scripted_parts(model: nn.Module) -> ModelParts:
+    parameters = tuple(model.parameters())
+    state = (*map(id, parameters), *(p.requires_grad for p in parameters), model.training)
+    return ModelParts(model, parameters, state, dict(model.named_parameters()))
+
+
 def _state(
     modules: Sequence[nn.Module | None], parents: Sequence[int], owners: Sequence[int]
 ) -> tuple[tuple[nn.Parameter, ...], Hashable]:
-    """All parameters of modules, and what changes if the model does; the others have no modules, or no parameters."""
+    """Return all parameters of modules, and what changes if the model does.
+
+    The others have no modules, or no parameters.
+    """
     attributes = [*map(attrgetter("__dict__"), modules)]
     inside, own = ([*map(itemgetter(part), attributes)] for part in ("_modules", "_parameters"))
     holding, owning = [*map(inside.__getitem__, parents)], [*map(own.__getitem__, owners)]
@@ -406,7 +413,7 @@ def _state(
 
 
 def parameters_of(parts: ModelParts) -> Mapping[str, nn.Parameter]:
-    """Every parameter once, by its first name; the same mapping as long as the model stays the same."""
+    """Return every parameter once, by its first name; the same mapping as long as the model stays the same."""
     if not parts.named:
         named = dict(parts.model.named_parameters())
         if not {*map(id, parts.parameters)} >= {*map(id, named.values())}:

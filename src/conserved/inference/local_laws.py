@@ -74,14 +74,14 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
 
 
 def _can_be_summed(symmetry: Symmetry, held: Mapping[str, Holding], exchanged: bool) -> bool:
-    """Whether it is known which legs of a law are added up over processes."""
+    """Return whether it is known which legs of a law are added up over processes."""
     roles = {held.get(leg.view.parameter, "constant") for leg in symmetry.legs}
     # Pieces alone in a space that is exchanged may be cut along it, as the classes of a head are.
     return "constant" not in roles and ("replica" in roles or not exchanged)
 
 
 def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool:
-    """Whether a law is among maps of one process: vectors may be replicated, and their gradients sums of all."""
+    """Return whether a law is among maps of one process: vectors may be replicated, and their gradients sums of all."""
     for leg in symmetry.legs:
         if len(leg.view.shape) < 2 or len(symmetry.parameters) < 2:
             return False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conserved._torch_compat import buffers_of, parameters_of
 
 
-def materialised(model: nn.Module) -> nn.Module | None:
+def materialize(model: nn.Module) -> nn.Module | None:
     """Return a copy of a model whose parameters have no values here, on the meta device or sharded, with random ones.
 
     None if it holds integers without values: what they index cannot be made up.
@@ -30,7 +30,7 @@ def materialised(model: nn.Module) -> nn.Module | None:
                 if tensor is None or not (tensor.is_meta or is_sharded(tensor)):
                     continue
                 if id(tensor) not in filled:
-                    value = made_up(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+                    value = draw_values(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
                     if isinstance(tensor, nn.Parameter):
                         value = nn.Parameter(value, requires_grad=tensor.requires_grad)
                     filled[id(tensor)] = value
@@ -43,8 +43,11 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def made_up(tensor: Tensor) -> Tensor:
-    """A tensor without values with random ones; zeros and ones if it holds integers. Others are left as they are."""
+def draw_values(tensor: Tensor) -> Tensor:
+    """Return a tensor without values with random ones; zeros and ones if it holds integers.
+
+    Others are left as they are.
+    """
     if not tensor.is_meta:
         return tensor
     generator = torch.Generator().manual_seed(tensor.numel())

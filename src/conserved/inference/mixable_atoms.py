@@ -27,10 +27,10 @@ _LAST = np.uint64(0x94D049BB133111EB)
 def mix(a: Labels) -> Labels:
     """Return a hash of every entry."""
     with np.errstate(over="ignore"):
-        return _mixed(np.atleast_1d(a).astype(np.uint64))
+        return _mix(np.atleast_1d(a).astype(np.uint64))
 
 
-def _mixed(a: Labels) -> Labels:
+def _mix(a: Labels) -> Labels:
     """Return the hash, in place."""
     a += _ODD
     rest = np.empty_like(a)
@@ -46,11 +46,11 @@ def combine(a: Labels, b: Labels) -> Labels:
     """Return a hash of two labels, in order."""
     with np.errstate(over="ignore"):
         # An odd multiple of a is a bijection, and b is hashed: one more hash of the sum keeps the order.
-        return _mixed(np.asarray(a, dtype=np.uint64) * _MIX + mix(b))
+        return _mix(np.asarray(a, dtype=np.uint64) * _MIX + mix(b))
 
 
 def shared(labels: Labels) -> np.ndarray:
-    """Positions whose label may occur more than once: all that do, and hardly any that do not."""
+    """Return positions whose label may occur more than once: all that do, and hardly any that do not."""
     result = np.arange(labels.size)
     bits = min(24, max(8, int(labels.size).bit_length() + 2))
     for turn in (64 - bits, 40 - bits // 2, 0):
@@ -77,7 +77,7 @@ class Partition:
     count: int = 1
 
     def fresh(self, atoms: Atoms, block: int) -> None:
-        """New atoms, all in one block."""
+        """Add new atoms, all in one block."""
         if not atoms.size:
             return
         stop = int(atoms.reshape(-1)[-1]) + 1
@@ -105,7 +105,7 @@ class Partition:
             self.spaces[unique] = combine(self.spaces[unique], signature)
 
     def shatter(self, atoms: Atoms) -> None:
-        """No mixing at all."""
+        """Forbid all mixing of these atoms."""
         flat = atoms.reshape(-1)
         self.labels[flat] = combine(self.labels[flat], flat.astype(np.uint64))
 
@@ -123,7 +123,7 @@ class Partition:
             self.twisted.append(torn)
 
     def solve(self) -> tuple[Atoms, Atoms, Labels, Labels]:
-        """For every atom its class, its orientation in it (±1), its block and its space, all labels of classes.
+        """Return for every atom its class, its orientation in it (±1), its block and its space, all labels of classes.
 
         A class whose block label is its own alone is not mixed with anything.
         """
@@ -137,7 +137,7 @@ class Partition:
         return classes, orientation.astype(np.int64), self._blocks(classes, orientation, torn), self._spaces(classes)
 
     def _blocks(self, classes: Atoms, orientation: np.ndarray, torn: np.ndarray) -> Labels:
-        """Labels of classes, alike for those whose atoms may be mixed.
+        """Return labels of classes, alike for those whose atoms may be mixed.
 
         A class with an atom that shares its label with no other cannot be mixed with anything, and then neither can
         those that only shared a label with it; the few that are left are refined until partners agree.
@@ -160,7 +160,7 @@ class Partition:
         return result
 
     def _by_partners(self, labels: Labels, atoms: Atoms) -> Labels:
-        """Labels of these atoms, apart where the atoms they were matched with are."""
+        """Return labels of these atoms, apart where the atoms they were matched with are."""
         position = np.full(self.count, -1, dtype=np.int64)
         position[atoms] = np.arange(atoms.size)
         ends = [(position[a], position[b], dual) for a, b, dual in self.edges]
@@ -180,7 +180,7 @@ class Partition:
         return result
 
     def _spaces(self, classes: Atoms) -> Labels:
-        """For every class a hash of the spaces that its atoms belong to, refined until nothing changes."""
+        """Return for every class a hash of the spaces that its atoms belong to, refined until nothing changes."""
         labels, size = self.spaces[: self.count], int(classes.max(initial=0)) + 1
         previous = -1
         while True:
@@ -195,7 +195,7 @@ class Partition:
 
 
 def _stable(labels: Labels, classes: Atoms, orientation: np.ndarray, names: Atoms) -> Labels:
-    """Labels of classes, refined until atoms of one block have partners in the same blocks."""
+    """Return labels of classes, refined until atoms of one block have partners in the same blocks."""
     size = int(classes.max(initial=0)) + 1
     previous = -1
     while True:
@@ -218,7 +218,7 @@ def _stable(labels: Labels, classes: Atoms, orientation: np.ndarray, names: Atom
 
 
 def compact(labels: Labels) -> Atoms:
-    """Labels from 0 on without gaps, in the same order; for labels that are small non-negative numbers."""
+    """Return labels from 0 on without gaps, in the same order; for labels that are small non-negative numbers."""
     used = np.zeros(int(labels.max(initial=-1)) + 1, dtype=np.int64)
     used[labels] = 1
     return (np.cumsum(used) - 1)[labels]
@@ -231,7 +231,7 @@ def _count(labels: Labels) -> int:
 
 
 def _once(classes: Atoms, labels: Labels, size: int) -> Labels:
-    """Hashes of labels, with every label counted once in a class."""
+    """Return hashes of labels, with every label counted once in a class."""
     result = mix(labels)
     several = np.flatnonzero(np.bincount(classes, minlength=size)[classes] > 1)
     key = combine(labels[several], classes[several].astype(np.uint64))

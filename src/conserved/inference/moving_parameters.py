@@ -37,15 +37,30 @@ class Moved:
         return self.change <= max(_SAME * self.half, self.rounding)
 
 
-def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunProgram:
-    """Return a model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
+def runs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], start: Callable[[], None] | None = None
+) -> RunProgram:
+    """Return a model's forward pass on given inputs, as a function of its parameters: nothing is left changed.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        start: sets the random generators for a pass; by default they are seeded.
+
+    Returns:
+        The function of parameters and a seed.
+    """
     buffers = dict(model.named_buffers())
 
     def run(parameters: Mapping[str, Tensor], seed: int) -> list[Tensor]:
         state = {**{name: value.clone() for name, value in buffers.items()}, **parameters}
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+            if start is None:
+                torch.manual_seed(seed)
+            else:
+                start()
             out = functional_call(model, state, tuple(args), dict(kwargs))
         leaves = tree_flatten(dict(out) if hasattr(out, "keys") else out)[0]
         return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -53,7 +68,9 @@ def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return run
 
 
-def moved(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0) -> Moved:
+def move_parameters(
+    run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0
+) -> Moved:
     """Move parameters along symmetries, one after the other, and compare outputs with those before."""
     generator = torch.Generator().manual_seed(seed)
     start = {name: whole(value.detach()) for name, value in parameters.items()}

@@ -33,16 +33,16 @@ class _Marks:
     """Atoms along which all entries of one tensor meet all of another."""
 
 
-def named(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> list[Symmetry]:
-    """Symmetries with unique names, in the order of the program."""
+def name_symmetries(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> list[Symmetry]:
+    """Return symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
     marks = _Marks(
-        _marked(passed.get("homogeneous", []), count),
-        _marked(_gates(assembly), count),
-        _alike(assembly, _marked(passed.get("scores", []), count)),
+        _mark(passed.get("homogeneous", []), count),
+        _mark(_gates(assembly), count),
+        _alike(assembly, _mark(passed.get("scores", []), count)),
     )
-    described = [(*_described(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in symmetries]
+    described = [(*_describe(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in symmetries]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
     several = Counter((block, family) for block, family, _, _ in described)
@@ -70,7 +70,7 @@ _NUMBERED = ("query_key", "inner_product", "value_output", "query_scale", "key_s
 
 
 def _gates(assembly: Assembly) -> list[np.ndarray]:
-    """Charges that meet a gate: a factor that depends on parameters, as the mask of a dropout does not."""
+    """Return charges that meet a gate: a factor that depends on parameters, as the mask of a dropout does not."""
     program, typing = assembly.typing.program, assembly.typing
     trained = {value for value in program.parameters.values() if program.values[value].parameter is not None}
     for number in typing.live:
@@ -87,8 +87,8 @@ def _place(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[int, int,
     return first.region.origin, first.factor, index
 
 
-def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """For every atom whether it is in one of the arrays."""
+def _mark(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """Return for every atom whether it is in one of the arrays."""
     result = np.zeros(count, dtype=bool)
     for array in arrays:
         result[array.reshape(-1)] = True
@@ -96,7 +96,7 @@ def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
 
 
 def _alike(assembly: Assembly, marked: np.ndarray) -> np.ndarray:
-    """For every atom whether one that was matched with it is marked."""
+    """Return for every atom whether one that was matched with it is marked."""
     classes = assembly.classes[: marked.size]
     some = np.zeros(int(classes.max(initial=0)) + 1, dtype=bool)
     some[classes[marked]] = True
@@ -105,13 +105,13 @@ def _alike(assembly: Assembly, marked: np.ndarray) -> np.ndarray:
 
 
 def _pair(found_symmetry: FoundSymmetry, marks: _Marks) -> str:
-    """Two maps whose outputs are contracted: scores of all positions, or a product at each of them."""
+    """Return two maps whose outputs are contracted: scores of all positions, or a product at each of them."""
     atoms = [_atoms(part) for part in found_symmetry.parts]
     return "query_key" if any(marks.scores[a].any() for a in atoms) else "inner_product"
 
 
-def _described(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
-    """Block, family and part of a symmetry."""
+def _describe(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
+    """Return block, family and part of a symmetry."""
     if found_symmetry.family:
         module, _, leaf = found_symmetry.legs[0].view.parameter.rpartition(".")
         return module, found_symmetry.family, leaf

@@ -27,7 +27,7 @@ ASIDE = (
 """Entries of a result that are handed on to the next call or looked at, not trained on."""
 
 
-def judged(result: Any) -> list[Tensor]:
+def loss_outputs(result: Any) -> list[Tensor]:
     """Return the tensors of a model's result that a loss is computed from.
 
     A loss, if the result holds one, is judged alone; of a dictionary or of an output of transformers all entries but

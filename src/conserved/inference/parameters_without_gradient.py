@@ -13,7 +13,10 @@ from conserved.symmetry import Leg, Symmetry, Translation, View
 
 
 def inert(typing: Typing) -> list[Symmetry]:
-    """Laws of what no gradient reaches: unused parameters, routers without a say, rows that are never looked up."""
+    """Return laws of what no gradient reaches.
+
+    Unused parameters, routers without a say, rows that are never looked up.
+    """
     program = typing.program
     result = []
     varies = _reads_vary(program)
@@ -56,7 +59,7 @@ _SHAPED_BY_VALUES = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "
 
 
 def _reads_vary(program: CapturedProgram) -> bool:
-    """Whether numbers decide what a program reads: experts that no token chose may be chosen by the next."""
+    """Return whether numbers decide what a program reads: experts that no token chose may be chosen by the next."""
     if program.branches or any(program.values[value].constant is None for value in program.read):
         return True
     return any(
@@ -67,7 +70,9 @@ def _reads_vary(program: CapturedProgram) -> bool:
 
 
 def read_in_part(typing: Typing) -> frozenset[str]:
-    """The parameters of which a program reads some entries only, as a process does that takes its slice of a table."""
+    """Return the parameters of which a program reads some entries only, as a process does that takes its slice of a
+    table.
+    """
     program, names = typing.program, set()
     for name, regions in typing.engine.regions.items():
         shape = program.values[program.parameters[name]].shape
@@ -81,7 +86,7 @@ def read_in_part(typing: Typing) -> frozenset[str]:
 
 
 def _unused_slices(typing: Typing) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Slices of parameters of which only other slices are used."""
+    """Yield slices of parameters of which only other slices are used."""
     program = typing.program
     for name, regions in typing.engine.regions.items():
         shape = program.values[program.parameters[name]].shape
@@ -111,7 +116,7 @@ def _still(name: str, family: str, view: View, part: str = "") -> Symmetry:
 
 
 def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:
-    """Parameters that are only looked up: for each look-up the index and the padding row."""
+    """Return parameters that are only looked up: for each look-up the index and the padding row."""
     program = typing.program
     tables: dict[str, list[tuple[int, int]]] = {}
     other: set[str] = set()
@@ -134,7 +139,7 @@ def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:
 
 
 def _unread_rows(typing: Typing) -> dict[str, tuple[int, int]]:
-    """Rows before the first that a fixed index reads, as in tables of positions that begin with an offset."""
+    """Return rows before the first that a fixed index reads, as in tables of positions that begin with an offset."""
     program = typing.program
     result = {}
     for name, uses in _tables(typing).items():
@@ -152,7 +157,7 @@ def _unread_rows(typing: Typing) -> dict[str, tuple[int, int]]:
 
 
 def _padding(typing: Typing) -> dict[str, int]:
-    """Rows that look-ups leave out of the gradient."""
+    """Return rows that look-ups leave out of the gradient."""
     return {
         name: uses[0][1]
         for name, uses in _tables(typing).items()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from conserved.inference.capture import CapturedProgram
 from conserved.inference.guessed_operations import StandIn, guesses, unknown_operations
-from conserved.inference.moving_parameters import RunProgram, moved, runs
+from conserved.inference.moving_parameters import RunProgram, move_parameters, runs
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
@@ -91,10 +91,15 @@ def _holding(run: RunProgram, parameters: Mapping[str, Tensor], candidates: list
 
 
 def _leave_outputs(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: list[Symmetry]) -> bool:
-    """Whether outputs stay the same along symmetries, at the given parameters and at those divided by their largest."""
+    """Return whether outputs stay the same along symmetries, at the given parameters and at those divided by their
+    largest.
+    """
     # Far from zero many functions are nearly homogeneous: softplus is its argument there, and erfcx its reciprocal.
     smaller = {name: value.detach() / _largest(value) for name, value in parameters.items()}
-    return bool(moved(run, parameters, symmetries).holds) and moved(run, smaller, symmetries).holds is not False
+    return (
+        bool(move_parameters(run, parameters, symmetries).holds)
+        and move_parameters(run, smaller, symmetries).holds is not False
+    )
 
 
 def _largest(value: Tensor) -> float:

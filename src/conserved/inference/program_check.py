@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from conserved._torch_compat import tree_map
 from conserved.inference.capture import CHECKPOINT, CapturedProgram
-from conserved.inference.double_precision import in_double_precision, widened
+from conserved.inference.double_precision import in_double_precision, widen
 from conserved.inference.epsilon_removal import WithoutEpsilon
-from conserved.inference.objective import judged
-from conserved.inference.random_points import Draw, draw_inputs, draw_parameters, nudged
-from conserved.inference.resized_inputs import resized
+from conserved.inference.objective import loss_outputs
+from conserved.inference.random_points import Draw, draw_inputs, draw_parameters, nudge_values
+from conserved.inference.resized_inputs import resize
 from conserved.laws import LawSet, ProgramCheck
 from conserved.laws.identities import Balance
 from conserved.laws.verification import precision_of
@@ -84,7 +84,7 @@ class ProgramRun:
     """Why the program may not be run with other parameters; empty if it may."""
 
 
-def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, *, classes: int | None) -> LawSet:
+def check_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, *, classes: int | None) -> LawSet:
     """Return the laws without those whose identity fails on the program; `.checked` says what was done.
 
     Laws up to ε are tested with ε at zero, where they are exact.
@@ -238,7 +238,7 @@ class _Test:
         if _may_read_outside(self.program, self.run):
             return result
         start = perf_counter()
-        for words, inputs in itertools.islice(resized(self.run.inputs), MOST_SIZES):
+        for words, inputs in itertools.islice(resize(self.run.inputs), MOST_SIZES):
             if perf_counter() - start > MOST_SECONDS_AT_OTHER_SIZES:
                 break
             for draw, fresh_inputs in itertools.product((Draw.ANYWHERE, Draw.SAME_SIGNS), (True, False)):
@@ -267,16 +267,16 @@ class _Test:
         values = draw_parameters(self.program, run.parameters, draw, generator)
         if nudge:
             apart = torch.Generator().manual_seed(seed + POINTS)
-            values = {name: nudged(value, nudge, apart) for name, value in values.items()}
+            values = {name: nudge_values(value, nudge, apart) for name, value in values.items()}
         given = run.inputs if given is None else given
         inputs = draw_inputs(given, generator) if fresh_inputs else given
         trained = {name: tensor for name, tensor in run.parameters.items() if tensor.requires_grad}
         tensors = [*run.parameters.values(), *run.buffers]
         removal = WithoutEpsilon(self.epsilons) if self.epsilons else nullcontext()
-        with _unnoticed(seed), in_double_precision(tensors), removal:
+        with _as_own_pass(seed), in_double_precision(tensors), removal:
             for name, value in values.items():
                 run.parameters[name].data = value
-            outputs = [output for output in judged(run.call(widened_tree(inputs))) if output.requires_grad]
+            outputs = [output for output in loss_outputs(run.call(widen_tree(inputs))) if output.requires_grad]
             if not outputs or not all(bool(torch.isfinite(output.detach()).all()) for output in outputs):
                 return None
             weights = [_weights(output, self.classes, generator) for output in outputs]
@@ -365,7 +365,7 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 
 def _unaffordable(program: CapturedProgram, run: ProgramRun) -> str:
-    """Why the program is not run in float64; empty if it is."""
+    """Return why the program is not run in float64; empty if it is."""
     if run.refused:
         return run.refused
     if _on_cuda(run) and _computes_indices(program):
@@ -392,7 +392,7 @@ STEP = 1e-3
 
 
 def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun, classes: int | None) -> bool:
-    """Whether outputs change when parameters move along a symmetry; True if that cannot be found out."""
+    """Return whether outputs change when parameters move along a symmetry; True if that cannot be found out."""
     generator = torch.Generator().manual_seed(0)
     start = draw_parameters(program, run.parameters, Draw.NEARBY, generator)
     half = Symmetry(
@@ -416,12 +416,12 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
 
 
 def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]) -> Tensor:
-    """All outputs at given parameters as one vector, up to what a loss does not see."""
+    """Return all outputs at given parameters as one vector, up to what a loss does not see."""
     removal = WithoutEpsilon(epsilons) if epsilons else nullcontext()
-    with _unnoticed(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
+    with _as_own_pass(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
         for name, value in values.items():
             run.parameters[name].data = value
-        outputs = [output.detach() for output in judged(run.call(widened_tree(run.inputs)))]
+        outputs = [output.detach() for output in loss_outputs(run.call(widen_tree(run.inputs)))]
     if classes is not None:
         outputs = [output - output.mean(classes, keepdim=True) if output.ndim else output for output in outputs]
     return torch.cat([torch.view_as_real(o).flatten() if o.is_complex() else o.flatten() for o in outputs])
@@ -431,20 +431,20 @@ def _distance(before: Tensor, after: Tensor) -> float:
     return float((after - before).norm() / before.norm().clamp_min(1e-300))
 
 
-def widened_tree(inputs: Any) -> Any:
-    """Inputs with all floating-point tensors in float64, and none that records gradients."""
-    return tree_map(widened, inputs)
+def widen_tree(inputs: Any) -> Any:
+    """Return inputs with all floating-point tensors in float64, and none that records gradients."""
+    return tree_map(widen, inputs)
 
 
 def _weights(output: Tensor, classes: int | None, generator: torch.Generator) -> Tensor:
-    """Random weights of an output; they sum to zero along the axis of a cross-entropy's classes."""
+    """Return random weights of an output; they sum to zero along the axis of a cross-entropy's classes."""
     weights = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
     if classes is not None and output.ndim:
         weights = weights - weights.mean(classes, keepdim=True)
     return weights
 
 
-def _balanced(laws: LawSet, point: _Gradients) -> tuple[LawSet, dict[str, Tensor], Balance]:
+def _balance(laws: LawSet, point: _Gradients) -> tuple[LawSet, dict[str, Tensor], Balance]:
     """Return the laws that move something, the gradients there are, and the sides of all identities."""
     theta = point.theta
     chosen = laws.select(lambda law: all(theta[name].numel() for name in law.parameters))
@@ -455,7 +455,7 @@ def _balanced(laws: LawSet, point: _Gradients) -> tuple[LawSet, dict[str, Tensor
 
 def _sizes(laws: LawSet, point: _Gradients) -> dict[str, float]:
     """Return the size of every identity's residual, relative to nothing."""
-    chosen, _, balance = _balanced(laws, point)
+    chosen, _, balance = _balance(laws, point)
     terms = zip(chosen, balance.residuals, balance.scales, strict=True)
     return {symmetry.name: float(residual) * float(scale) for symmetry, residual, scale in terms}
 
@@ -463,7 +463,7 @@ def _sizes(laws: LawSet, point: _Gradients) -> dict[str, float]:
 def _relative(laws: LawSet, point: _Gradients) -> dict[str, float]:
     """Return the relative residual of every identity; zero where all of its terms are rounding."""
     theta = point.theta
-    chosen, gradients, balance = _balanced(laws, point)
+    chosen, gradients, balance = _balance(laws, point)
     total = float(np.linalg.norm([float(gradient.norm()) for gradient in gradients.values()]))
     # Outputs are weighted with numbers of about one: where no parameter reaches them, all gradients are rounding.
     total = max(total, 1.0)
@@ -476,7 +476,7 @@ def _relative(laws: LawSet, point: _Gradients) -> dict[str, float]:
 
 
 @contextmanager
-def _unnoticed(seed: int) -> Iterator[None]:
+def _as_own_pass(seed: int) -> Iterator[None]:
     """Mark the pass as one of ours, with random numbers of its own; nothing is compiled for it."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     token = CHECKING.set(True)

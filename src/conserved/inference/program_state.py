@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from conserved._torch_compat import forward_hooks_of
+from conserved._torch_compat import buffers_of, forward_hooks_of
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
@@ -27,8 +27,8 @@ _CONTAINERS = (list, dict, set)
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Within it, a model may be called; afterwards plain attributes, containers and bound buffers are as before.
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore the plain attributes, containers and bound buffers of a model after calls of it.
 
     Args:
         model: the model whose modules and hooks are looked at.
@@ -38,8 +38,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         if not isinstance(module, _INITIALISES)
     ]
-    buffers = [(module, dict(module._buffers)) for module, _ in attributes]
-    contents = [(item, _copied(item)) for item in _containers(model, attributes)]
+    buffers = [(module, dict(buffers_of(module))) for module, _ in attributes]
+    contents = [(item, _copy(item)) for item in _containers(model, attributes)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -58,31 +58,34 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             now.update(before)
         for module, owned in buffers:
             # A forward may bind another tensor to the name of a buffer.
-            module._buffers.update(owned)
+            buffers_of(module).update(owned)
 
 
 def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
-    """Lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
+    """Return lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
     values = [value for _, own in attributes for value in own.values()]
     for module in model.modules():
         for hook in forward_hooks_of(module):
-            values += _reached(hook)
+            values += _reach(hook)
     return list({id(item): item for item in values if type(item) in _CONTAINERS}.values())
 
 
-def _reached(hook: Callable[..., Any]) -> list[Any]:
-    """Objects that a function can write to: in its closure, its arguments, its object, and globals that it names."""
+def _reach(hook: Callable[..., Any]) -> list[Any]:
+    """Return objects that a function can write to.
+
+    In its closure, its arguments, its object, and globals that it names.
+    """
     if isinstance(hook, partial):
-        return [*hook.args, *hook.keywords.values(), *_reached(hook.func)]
+        return [*hook.args, *hook.keywords.values(), *_reach(hook.func)]
     owner = getattr(hook, "__self__", None)
     objects = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
     function = getattr(hook, "__func__", hook)
-    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     return objects + [names[name] for name in getattr(code, "co_names", ()) if name in names]
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -90,7 +93,7 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def _copied(container: Any) -> Any:
+def _copy(container: Any) -> Any:
     return container.copy()
 
 

@@ -177,7 +177,7 @@ class FieldProgram:
         return constant
 
     def _moved(self, operation: Operation) -> list[FieldNumbers] | None:
-        """Entries in other places: the operation runs on their numbers, with zero for what it fills in."""
+        """Return entries in other places: the operation runs on their numbers, with zero for what it fills in."""
         columns, given, start = [np.zeros((DRAWS, 1), dtype=np.int64)], {}, 1
         for value in dict.fromkeys(operation.inputs()):
             described = self.program.values[value]
@@ -243,13 +243,13 @@ def _modular(number: float) -> int:
 
 
 def product(a: FieldNumbers, b: FieldNumbers) -> FieldNumbers:
-    """Products of matrices modulo PRIME: halves of 16 bits, so that sums stay below 2⁶³."""
+    """Return products of matrices modulo PRIME: halves of 16 bits, so that sums stay below 2⁶³."""
     high, low = a >> 16, a & 0xFFFF
     return ((high @ b % PRIME << 16) + low @ b) % PRIME
 
 
 def inverse(x: FieldNumbers) -> FieldNumbers:
-    """Inverses modulo PRIME, of zero zero."""
+    """Return inverses modulo PRIME, of zero zero."""
     result, power, exponent = np.ones_like(x), x % PRIME, PRIME - 2
     while exponent:
         if exponent & 1:
@@ -269,15 +269,15 @@ def _operand(f: FieldProgram, ref: Any, like: FieldNumbers | None = None) -> Fie
     return numbers
 
 
-def _aligned(*operands: FieldNumbers) -> list[FieldNumbers]:
-    """Operands with as many axes, so that they broadcast behind the draws."""
+def _align(*operands: FieldNumbers) -> list[FieldNumbers]:
+    """Return operands with as many axes, so that they broadcast behind the draws."""
     count = max(operand.ndim for operand in operands)
     return [operand.reshape(DRAWS, *(1,) * (count - operand.ndim), *operand.shape[1:]) for operand in operands]
 
 
 def _sum(sign: int) -> Callable[[FieldProgram, Operation], FieldNumbers]:
     def rule(f: FieldProgram, operation: Operation) -> FieldNumbers:
-        a, b = _aligned(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
+        a, b = _align(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
         alpha = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("alpha", 1)
         return (a + sign * _modular(float(alpha)) * b) % PRIME
 
@@ -285,18 +285,18 @@ def _sum(sign: int) -> Callable[[FieldProgram, Operation], FieldNumbers]:
 
 
 def _times(f: FieldProgram, operation: Operation) -> FieldNumbers:
-    a, b = _aligned(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
+    a, b = _align(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
     return a * b % PRIME
 
 
 def _over(f: FieldProgram, operation: Operation) -> FieldNumbers:
     if len(operation.args) > 2 or operation.kwargs:
         raise ValueError("rounding")
-    a, b = _aligned(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
+    a, b = _align(_operand(f, operation.args[0]), _operand(f, operation.args[1]))
     return a * inverse(b) % PRIME
 
 
-def _reduced(f: FieldProgram, operation: Operation) -> FieldNumbers:
+def _reduce(f: FieldProgram, operation: Operation) -> FieldNumbers:
     x = _operand(f, operation.args[0])
     dims = operation.args[1] if len(operation.args) > 1 else None
     keep = bool(operation.args[2]) if len(operation.args) > 2 else bool(operation.kwargs.get("keepdim", False))
@@ -314,7 +314,7 @@ def _mm(f: FieldProgram, operation: Operation) -> FieldNumbers:
 def _addmm(f: FieldProgram, operation: Operation) -> FieldNumbers:
     if operation.kwargs:
         raise ValueError("scaled")
-    bias, result = _aligned(
+    bias, result = _align(
         _operand(f, operation.args[0]), product(_operand(f, operation.args[1]), _operand(f, operation.args[2]))
     )
     return (bias + result) % PRIME
@@ -336,7 +336,7 @@ def _layer_norm(f: FieldProgram, operation: Operation) -> FieldNumbers:
     result = centred * f.generator.integers(1, PRIME, (DRAWS, *centred.sum(axes, keepdims=True).shape[1:])) % PRIME
     for ref, add in ((operation.args[2], False), (operation.args[3], True)):
         if ref is not None:
-            result, other = _aligned(result, _operand(f, ref))
+            result, other = _align(result, _operand(f, ref))
             result = (result + other if add else result * other) % PRIME
     return result
 
@@ -366,8 +366,8 @@ _ARITHMETIC: dict[str, Callable[[FieldProgram, Operation], FieldNumbers]] = {
     "aten::neg": lambda f, operation: (-_operand(f, operation.args[0])) % PRIME,
     "aten::mul": _times,
     "aten::div": _over,
-    "aten::sum": _reduced,
-    "aten::mean": _reduced,
+    "aten::sum": _reduce,
+    "aten::mean": _reduce,
     "aten::cumsum": _cumulative,
     "aten::mm": _mm,
     "aten::bmm": _mm,
@@ -383,7 +383,7 @@ _ARITHMETIC: dict[str, Callable[[FieldProgram, Operation], FieldNumbers]] = {
 
 
 def null_space(rows: np.ndarray) -> list[list[Fraction]]:
-    """Linear relations with simple coefficients that every row satisfies: a basis in reduced form.
+    """Return linear relations with simple coefficients that every row satisfies: a basis in reduced form.
 
     Args:
         rows: numbers modulo PRIME, one row for each place and draw.

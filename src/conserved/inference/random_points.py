@@ -38,7 +38,7 @@ def draw_parameters(
         value = parameter.detach()
         if not (value.is_floating_point() or value.is_complex()):
             continue
-        drawn = _drawn(_wide(value), draw, generator)
+        drawn = _draw(_wide(value), draw, generator)
         row = padding.get(name)
         if row is not None and not bool(value[row].any()):
             drawn[row] = 0.0
@@ -46,7 +46,7 @@ def draw_parameters(
     return result
 
 
-def _drawn(value: Tensor, draw: Draw, generator: torch.Generator) -> Tensor:
+def _draw(value: Tensor, draw: Draw, generator: torch.Generator) -> Tensor:
     noise = _noise(value, generator)
     if draw is Draw.NEARBY:
         size = float(value.abs().mean()) if value.numel() else 0.0
@@ -70,13 +70,13 @@ def _wide(value: Tensor) -> Tensor:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def nudged(value: Tensor, size: float, generator: torch.Generator) -> Tensor:
+def nudge_values(value: Tensor, size: float, generator: torch.Generator) -> Tensor:
     """Return values of which each is moved by a random part of itself; zeros stay."""
     return value * (1 + size * _noise(value, generator).real)
 
 
 def _padding_rows(program: CapturedProgram) -> dict[str, int]:
-    """Rows of trained tables that look-ups never train, by the name of the table."""
+    """Return rows of trained tables that look-ups never train, by the name of the table."""
     result = {}
     for operation in program.operations:
         if operation.name.startswith(("aten::embedding.", "aten::_embedding_bag")) and operation.args:
@@ -92,10 +92,10 @@ def _padding_rows(program: CapturedProgram) -> dict[str, int]:
 
 def draw_inputs(inputs: Any, generator: torch.Generator) -> Any:
     """Return inputs of the same shapes and ranges with other values; whole numbers in another order, masks as given."""
-    return tree_map_only(Tensor, lambda tensor: _drawn_input(tensor, generator), inputs)
+    return tree_map_only(Tensor, lambda tensor: _draw_input(tensor, generator), inputs)
 
 
-def _drawn_input(value: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_input(value: Tensor, generator: torch.Generator) -> Tensor:
     if type(value) is not Tensor or not value.numel() or value.dtype == torch.bool:
         return value
     if not (value.is_floating_point() or value.is_complex()):

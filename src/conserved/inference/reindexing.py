@@ -121,7 +121,7 @@ class Regroup(Move):
     new: tuple[int, ...]
 
     def groups(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Runs of source axes and the runs of result axes that hold the same entries."""
+        """Return runs of source axes and the runs of result axes that hold the same entries."""
         result = []
         i = j = 0
         while i < len(self.old) or j < len(self.new):
@@ -237,7 +237,7 @@ class Regroup(Move):
 
 
 def permute(order: Sequence[int]) -> Renumber:
-    """Axis `order[i]` of the source becomes axis i."""
+    """Permute axes: axis `order[i]` of the source becomes axis i."""
     places = [0] * len(order)
     for new, old in enumerate(order):
         places[old] = new
@@ -245,6 +245,6 @@ def permute(order: Sequence[int]) -> Renumber:
 
 
 def broadcast(old: Sequence[int], dims: int) -> Renumber:
-    """Axes of a tensor that is broadcast to `dims` axes."""
+    """Return axes of a tensor that is broadcast to `dims` axes."""
     offset = dims - len(old)
     return Renumber(tuple(d + offset for d in range(len(old))))

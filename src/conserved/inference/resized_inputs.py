@@ -14,7 +14,7 @@ Places = frozenset[tuple[int, int]]
 """Axes of inputs: the number of the tensor and of its axis."""
 
 
-def resized(inputs: Any) -> Iterator[tuple[str, Any]]:
+def resize(inputs: Any) -> Iterator[tuple[str, Any]]:
     """Yield inputs with axes of other sizes, and what was changed in words.
 
     Axes that go together change together: those of one size at one place (a batch), and all of one size (a mask of
@@ -26,7 +26,7 @@ def resized(inputs: Any) -> Iterator[tuple[str, Any]]:
         for other in dict.fromkeys((size + 1, max(size // 2, 1))):
             if other != size:
                 changed = [_with_size(leaf, n, places, other) for n, leaf in enumerate(leaves)]
-                yield f"{other} instead of {size} along axis {_named(places)}", tree_unflatten(changed, form)
+                yield f"{other} instead of {size} along axis {_name_sizes(places)}", tree_unflatten(changed, form)
 
 
 def _groups(leaves: list[Any]) -> list[Places]:
@@ -40,7 +40,7 @@ def _groups(leaves: list[Any]) -> list[Places]:
     return list(dict.fromkeys(frozenset(places) for places in at.values()))
 
 
-def _named(places: Places) -> str:
+def _name_sizes(places: Places) -> str:
     return " and ".join(str(axis) for axis in sorted({axis for _, axis in places})) + " of the inputs"
 
 

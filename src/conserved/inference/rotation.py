@@ -93,7 +93,10 @@ class Rotations:
         return self._decided[key]
 
     def _layout(self, sources: Sequence[int], slice_: Sequence[int]) -> str:
-        """Everything that a decision depends on, the same for layers that are alike: values by order of appearance."""
+        """Return everything that a decision depends on, the same for layers that are alike.
+
+        Values by order of appearance.
+        """
         program = self.typing.program
         labels = {value: f"·{index}" for index, value in enumerate(sources)}
 
@@ -129,7 +132,7 @@ class Rotations:
         return "\n".join(lines)
 
     def _digest(self, value: int) -> str:
-        """Of a constant: its type, shape and bytes."""
+        """Return a digest of a constant's type, shape and bytes."""
         if value not in self._digests:
             constant = self.typing.program.values[value].constant
             assert constant is not None
@@ -154,7 +157,7 @@ class Rotations:
         return value in self._carriers
 
     def _sources(self) -> list[int]:
-        """Values that carry the atoms and are made from nothing that does."""
+        """Return values that carry the atoms and are made from nothing that does."""
         program = self.typing.program
         parameters = {program.parameters[name] for name in self.typing.engine.regions}
         result = []
@@ -227,7 +230,7 @@ class Rotations:
         return not any(map(self._carries, (*added, *operation.results)))
 
     def _last_uses(self, slice_: Sequence[int]) -> dict[int, int]:
-        """For every value the last of these operations that reads it, or computes something from it again."""
+        """Return for every value the last of these operations that reads it, or computes something from it again."""
         last: dict[int, int] = {}
         for number in slice_:
             frontier = list(self.typing.program.operations[number].inputs())
@@ -240,14 +243,17 @@ class Rotations:
         return last
 
     def _sketched(self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator) -> Tensor:
-        """uᵀABv for random u and v instead of AB: as still as the product is, and of its factors' size."""
+        """Return uᵀABv for random u and v instead of AB: as still as the product is, and of its factors' size."""
         left, right = (self._given(entry, values, generator) for entry in operation.args[-2:])
         u = torch.randn(left.shape[:-1], generator=generator, dtype=torch.float64)
         v = torch.randn((*right.shape[:-2], right.shape[-1]), generator=generator, dtype=torch.float64)
         return ((u.unsqueeze(-2) @ left) @ (right @ v.unsqueeze(-1))).flatten()
 
     def _turns(self, value: int) -> list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-        """For the dimensions of every factor: the sign with which an entry is turned, and the place it comes from."""
+        """Return for the dimensions of every factor.
+
+        The sign with which an entry is turned, and the place it comes from.
+        """
         known = self.typing.known[value]
         assert isinstance(known, Type)
         result = []
@@ -263,7 +269,7 @@ class Rotations:
         return result
 
     def _rotated(self, value: int, x: Tensor) -> Tensor:
-        """J·x: every entry at an atom becomes plus or minus the entry at its partner."""
+        """Return J·x: every entry at an atom becomes plus or minus the entry at its partner."""
         tangent = torch.zeros_like(x)
         for dims, sign, source in self._turns(value):
             moved = x.movedim(dims, tuple(range(len(dims))))
@@ -311,7 +317,10 @@ class Rotations:
     def _invented(
         self, value: int, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
     ) -> Tensor:
-        """A value from outside: a constant as it is, something computed from constants again, else random numbers."""
+        """Return a value from outside.
+
+        A constant as it is, something computed from constants again, else random numbers.
+        """
         described = program.values[value]
         if described.constant is not None:
             constant = described.constant

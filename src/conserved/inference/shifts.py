@@ -78,7 +78,7 @@ class ShiftSpace:
         self._kernel()
 
     def _kernel(self) -> None:
-        """Shifts of two fields of one parameter that cancel are no motion at all: they count as found."""
+        """Count shifts of two fields of one parameter that cancel: they are not a motion."""
         by_region: dict[int, list[int]] = {}
         for number, (region, _, _) in enumerate(self.fields):
             by_region.setdefault(region, []).append(number)
@@ -118,7 +118,7 @@ class ShiftSpace:
             yield number, int(self.starts[number]), int(self.starts[number]) + size
 
     def families(self) -> list[list[tuple[Unit, Exact]]]:
-        """Families of shifts that span the space as far as sums of one or two parameters do."""
+        """Return families of shifts that span the space as far as sums of one or two parameters do."""
         if not self.pivots.size:
             return []
         touched = np.unique(self.basis.indices)
@@ -133,7 +133,7 @@ class ShiftSpace:
         return result
 
     def _units(self, number: int) -> Iterator[Unit]:
-        """Sums of a field's entries along sets of its axes, those along most axes last."""
+        """Yield sums of a field's entries along sets of its axes, those along most axes last."""
         region, position, shift = self.fields[number]
         shape = shift.atoms.shape
         index = np.arange(shift.atoms.size).reshape(shape)
@@ -190,7 +190,7 @@ class ShiftSpace:
         return not difference.nnz or float(np.abs(difference.data).max()) <= EXACT
 
     def _pairs(self, units: Sequence[Unit]) -> list[list[tuple[Unit, Exact]]]:
-        """Pairs of sums that move against each other, among parameters that occur together in what is left."""
+        """Return pairs of sums that move against each other, among parameters that occur together in what is left."""
         result = []
         by_size: dict[int, list[Unit]] = {}
         for unit in units:
@@ -207,7 +207,7 @@ class ShiftSpace:
         return result
 
     def _linked(self) -> dict[tuple[int, int], list[Exact]]:
-        """Pairs of regions that one basis vector moves both, with the ratios at which it does."""
+        """Return pairs of regions that one basis vector moves both, with the ratios at which it does."""
         owner = np.repeat([region for region, _, _ in self.fields], self.sizes).tolist()
         result: dict[tuple[int, int], list[Exact]] = {}
         seen: set[tuple[tuple[int, Exact], ...]] = set()

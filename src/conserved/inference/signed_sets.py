@@ -32,7 +32,7 @@ class SignedSets:
         self.count = max(self.count, count)
 
     def find(self, numbers: Atoms) -> tuple[Atoms, np.ndarray]:
-        """For each number the one that stands for its set, and whether it is that (1) or its negative (−1)."""
+        """Return for each number the one that stands for its set, and whether it is that (1) or its negative (−1)."""
         root, sign = self._parent[numbers], self._sign[numbers]
         while True:
             above = self._parent[root]
@@ -71,5 +71,5 @@ class SignedSets:
         return np.unique(np.concatenate(torn)) if torn else left[:0]
 
     def roots(self) -> tuple[Atoms, np.ndarray]:
-        """`find` of every number."""
+        """Return `find` of every number."""
         return self.find(np.arange(self.count))

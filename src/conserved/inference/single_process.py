@@ -136,9 +136,9 @@ def _copy_forward(module: nn.Module, made: dict[int, nn.Module]) -> None:
         for name in ("_hf_hook", "_old_forward"):
             vars(copy_).pop(name, None)
     elif not _moves_tensors(forward):
-        vars(copy_)["forward"] = _bound_again(forward, made, 0)
+        vars(copy_)["forward"] = _rebind(forward, made, 0)
     elif (inner := _inner_method(forward, module)) is not None:
-        vars(copy_)["forward"] = _bound_again(inner, made, 0)
+        vars(copy_)["forward"] = _rebind(inner, made, 0)
 
 
 def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -163,14 +163,14 @@ def _parts(function: Any) -> Iterator[Any]:
     elif isinstance(function, partial):
         yield from (function.func, *function.args, *function.keywords.values())
     elif isinstance(function, FunctionType):
-        yield from (cell.cell_contents for cell in function.__closure__ or () if _filled(cell))
+        yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
         if hasattr(function, "__wrapped__"):
             yield function.__wrapped__
 
 
-def _filled(cell: CellType) -> bool:
+def _is_filled(cell: CellType) -> bool:
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -206,7 +206,7 @@ def _inner_method(function: Any, module: nn.Module, depth: int = 0) -> Callable[
     return None
 
 
-def _bound_again(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
+def _rebind(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
     """Return a callable, or what it refers to, with copies in the place of modules."""
     if isinstance(part, nn.Module):
         return made.get(id(part), part)
@@ -214,14 +214,14 @@ def _bound_again(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
         return part
 
     def again(inner: Any) -> Any:
-        return _bound_again(inner, made, depth + 1)
+        return _rebind(inner, made, depth + 1)
 
     if isinstance(part, MethodType):
         return MethodType(again(part.__func__), again(part.__self__))
     if isinstance(part, partial):
         return partial(again(part.func), *map(again, part.args), **{k: again(v) for k, v in part.keywords.items()})
     if isinstance(part, FunctionType) and part.__closure__:
-        cells = tuple(CellType(again(c.cell_contents)) if _filled(c) else c for c in part.__closure__)
+        cells = tuple(CellType(again(c.cell_contents)) if _is_filled(c) else c for c in part.__closure__)
         result = FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
         result.__kwdefaults__ = part.__kwdefaults__
         return result

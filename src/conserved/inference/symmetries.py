@@ -15,7 +15,7 @@ from conserved.inference.echelon import Echelon, Row
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
-from conserved.inference.system import Solution, unsolved
+from conserved.inference.system import Solution, unsolved_motions
 from conserved.inference.translations import Translations
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
@@ -49,8 +49,9 @@ class Assembly:
         return linear + self._scalings(gone) + Translations(self.regions, self.shifts, self.unviewable).found()
 
     def _linear(self) -> tuple[list[FoundSymmetry], np.ndarray]:
-        """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
+        """Return blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
+        # Only classes that occur in a parameter can give a law, and only blocks of at least two of them can mix.
         present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
         for _, _, field in self.factors:
             flat = field.atoms.reshape(-1)
@@ -61,15 +62,17 @@ class Assembly:
         many = classes[sizes[inverse] > 1]
         if not many.size:
             return [], np.zeros(0, dtype=np.int64)
+        # A block is a general linear group if each of its atoms may be scaled alone: test all those motions at once.
         member = np.full(present.size, -1, dtype=np.int64)
         member[many] = np.arange(many.size)
         moved = member[self.classes[:count]]
         moved[0] = -1
-        holds = ~unsolved(self.engine.charges, moved, self.orientation[:count], many.size)
+        holds = ~unsolved_motions(self.engine.charges, moved, self.orientation[:count], many.size)
         groups: dict[int, list[int]] = {}
         for cls, good in zip(many, holds, strict=True):
             groups.setdefault(int(self.blocks[cls]), []).append(int(cls) if good else -1)
         proper = {key: np.array(members) for key, members in groups.items() if min(members) >= 0}
+        # One failing member spoils its block, so a block is kept whole (no −1 in it) or not at all.
         chosen: dict[int, tuple[int, int]] = {}
         for key, members in proper.items():
             for row, cls in enumerate(members):
@@ -79,6 +82,7 @@ class Assembly:
         rows = np.zeros_like(table)
         for cls, (key, row) in chosen.items():
             table[cls], rows[cls] = keys[key], row
+        # A factor may hold several copies of a block, as heads do; each copy is a leg of its own.
         parts: list[list[LegPart]] = [[] for _ in keys]
         for number, factor_number, field in self.factors:
             flat = field.atoms.reshape(-1)
@@ -86,6 +90,7 @@ class Assembly:
             inside = np.flatnonzero((group >= 0) & (flat > 0))
             if not inside.size:
                 continue
+            # Entries of one copy share a label. Sorting by (copy, row of the block) lines all copies up.
             own = self.engine.partition.fine[flat[inside]]
             if field.copies is not None:
                 own = combine(own, field.copies.reshape(-1)[inside].astype(np.uint64))
@@ -97,6 +102,7 @@ class Assembly:
                 places = inside[run]
                 sign = self.orientation[flat[places[0]]] * float(field.weight)
                 parts[int(group[places[0]])].append(LegPart(self.regions[number], factor_number, sign, places))
+        # A leg must hold the whole block with degree ±1: matrices act linearly, and not on part of their space.
         result, diagonal = [], []
         for key, members in proper.items():
             own_parts = sorted(
@@ -115,7 +121,7 @@ class Assembly:
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
     def _scalings(self, diagonal: np.ndarray) -> list[FoundSymmetry]:
-        """Free charges that are not diagonals of a general linear group."""
+        """Return free charges that are not diagonals of a general linear group."""
         columns = np.arange(self.charges.soft.size)
         if diagonal.size:
             columns = np.delete(columns, self._pivots(diagonal))
@@ -156,7 +162,7 @@ class Assembly:
         return result
 
     def _turning(self, candidates: Sequence[list[LegPart]]) -> set[int]:
-        """Those of the candidates whose pairs of tied charges may be turned into each other, all heads at once."""
+        """Return the candidates whose pairs of tied charges may be rotated into each other, all heads at once."""
         together: dict[tuple[int, ...], list[list[LegPart]]] = {}
         for parts in candidates:
             maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
@@ -174,7 +180,7 @@ class Assembly:
         return result
 
     def _pivots(self, diagonal: np.ndarray) -> np.ndarray:
-        """Columns to leave out so that the others span what is not a diagonal of a general linear group."""
+        """Return columns to leave out so that the others span what is not a diagonal of a general linear group."""
         classes = self.charges.classes
         # A column whose free number is an atom: the coordinate of a motion there is how it moves that atom.
         single = np.flatnonzero(np.diff(classes.indptr) == 1)
@@ -198,7 +204,7 @@ class Assembly:
         return np.array(sorted(echelon.expressions), dtype=np.int64)
 
     def _footprint(self, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
-        """For every free charge the places of parameters that it scales: charge, factor, place, power.
+        """Return for every free charge the places of parameters that it scales: charge, factor, place, power.
 
         A charge that scales all places of a factor alike scales the region; such scales of one region add up. Regions
         are numbered after the factors, and have place 0.
@@ -210,9 +216,11 @@ class Assembly:
             if not flat.size:
                 continue
             row, z, value = self.charges.entries(flat)
+            # Charges that are diagonals of a general linear group have number −1 and drop out here.
             z = renumber[z]
             value = value * float(field.weight)
             keep = z >= 0
+            # A charge that scales the whole factor occurs at its first place, so only those need the full test.
             for charge in np.unique(z[(row == 0) & keep]):
                 own = z == charge
                 powers = value[own]
@@ -234,7 +242,10 @@ class Assembly:
     def _distinct(
         self, z: np.ndarray, factor: np.ndarray, index: np.ndarray, value: np.ndarray, count: int
     ) -> np.ndarray:
-        """The entries of all free charges but those that move parameters as an earlier one does, up to a multiple."""
+        """Return the entries of all free charges but those that move parameters as an earlier one does, up to a
+        multiple.
+        """
+        # Hash each charge's entries relative to its first one: equal hashes are equal motions up to a multiple.
         lead = np.ones(count)
         lead[z[::-1]] = value[::-1]
         relative = np.round(value / lead[z] * 5040).astype(np.int64)
@@ -264,7 +275,10 @@ class Assembly:
         return result
 
     def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[LegPart], list[LegPart]]:
-        """Free charges that move the same factors of the same parameters: where, and which whole regions they scale."""
+        """Return free charges that move the same factors of the same parameters.
+
+        Where, and which whole regions they scale.
+        """
         count = len(where)
         total = len(self.factors)
         parts: list[LegPart] = []
@@ -282,6 +296,7 @@ class Assembly:
                 own = columns[np.isclose(powers[0, columns], rounded)]
                 # Rounding groups columns; the power itself must hold in float64.
                 power = powers[0, own[0]]
+                # Columns in different spaces (heads, experts) are different legs, if every charge has the same ones.
                 labels = self.engine.partition.spaces[flat[where[:, own]]]
                 copies = self.factors[number][2].copies
                 if copies is not None:
@@ -330,7 +345,10 @@ class Assembly:
         return result
 
     def _inert(self, part: LegPart, space: int) -> FoundSymmetry:
-        """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
+        """Return entries whose scales are free one by one get no gradient.
+
+        Θ ∂L/∂θ = 0 for each, so each is conserved.
+        """
         factor = part.region.type.factors[part.factor]
         view = entries_view(part.region, factor.dims, np.sort(part.places.reshape(-1)))
         return FoundSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")

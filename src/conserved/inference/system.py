@@ -108,7 +108,7 @@ class Solution:
         )
 
     def still(self, atoms: Atoms) -> np.ndarray:
-        """For each of these atoms whether it is zero in every solution."""
+        """Return for each of these atoms whether it is zero in every solution."""
         group = self.group[atoms]
         return (group < 0) | (self.classes.indptr[group + 1] == self.classes.indptr[group])
 
@@ -123,14 +123,14 @@ class LinearSystem:
     sets: SignedSets = field(default_factory=SignedSets)
 
     def fresh(self, shape: Sequence[int]) -> Atoms:
-        """New atoms, as many as an array of this shape has entries."""
+        """Return new atoms, as many as an array of this shape has entries."""
         size = int(np.prod(shape, dtype=np.int64))
         result = np.arange(self.count, self.count + size, dtype=np.int64).reshape(tuple(shape))
         self.count += size
         return result
 
     def add(self, terms: Sequence[tuple[Fraction, Atoms]], *, soft: int | float = 0.0, origin: int = -1) -> None:
-        """One equation for every position of arrays that broadcast against each other."""
+        """Add one equation for every position of arrays that broadcast against each other."""
         terms = [(weight, atoms) for weight, atoms in terms if weight]
         if not terms:
             return
@@ -159,10 +159,10 @@ class LinearSystem:
                 tensors this leaves few equations; which unknowns stay free is then another choice.
         """
         self.sets.grow(self.count)
-        group, sign, rows = self._reduced([batch for batch in self.batches if not batch.soft], joined=joined)
+        group, sign, rows = self._reduce_classes([batch for batch in self.batches if not batch.soft], joined=joined)
         count = int(group.max(initial=-1)) + 1
         final = back_substitute(eliminate(_rows(_distinct(rows))))
-        column = _renumbered(count, final)
+        column = _renumber(count, final)
         exact = {number: {int(column[free]): value for free, value in row.items()} for number, row in final.items()}
         size = count - len(final)
         classes = _class_matrix(column, exact, size)
@@ -170,9 +170,11 @@ class LinearSystem:
         soft = [batch for batch in self.batches if batch.soft]
         return _with_soft(solution, soft) if soft else solution
 
-    def _reduced(self, batches: Sequence[Equations], *, joined: bool) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
-        """Classes of atoms, and the equations between them of more than two terms or unequal weights."""
-        rows, columns, values, count = _written(batches)
+    def _reduce_classes(
+        self, batches: Sequence[Equations], *, joined: bool
+    ) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
+        """Return classes of atoms, and the equations between them of more than two terms or unequal weights."""
+        rows, columns, values, count = _as_coordinates(batches)
         while True:
             root, sign = self.sets.roots()
             stands = np.flatnonzero(root == np.arange(root.size))
@@ -198,7 +200,7 @@ class LinearSystem:
                 torn = self.sets.join(left, right, sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
             if joined:
-                result += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
+                result += self._join_similar(stands, reduced, reduced.indptr[:-1][length == 3])
             if not result:
                 return group, sign, reduced
             rest = np.zeros(count, dtype=bool)
@@ -207,7 +209,7 @@ class LinearSystem:
             keep = rest[rows]
             rows, columns, values = rows[keep], columns[keep], values[keep]
 
-    def _joined(self, stands: Atoms, rows: sparse.csr_matrix, starts: np.ndarray) -> int:
+    def _join_similar(self, stands: Atoms, rows: sparse.csr_matrix, starts: np.ndarray) -> int:
         """Merge two variables wherever two equations of three terms are the same up to these; how many pairs are.
 
         From v + x + y = 0 and w + x + y = 0 follows v = w, and likewise with signs.
@@ -240,7 +242,7 @@ class LinearSystem:
         return result
 
 
-def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, int]:
+def _as_coordinates(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, int]:
     """Return all equations as integer coefficients: equation, atom, coefficient, and how many equations there are."""
     rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     columns: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
@@ -258,7 +260,7 @@ def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, in
     return np.concatenate(rows), np.concatenate(columns), np.concatenate(values), start
 
 
-def unsolved(system: LinearSystem, group: Atoms, orientation: np.ndarray, count: int) -> np.ndarray:
+def unsolved_motions(system: LinearSystem, group: Atoms, orientation: np.ndarray, count: int) -> np.ndarray:
     """Return which of `count` motions do not solve all equations.
 
     Motion g moves the atoms of class g (`group[a]`, −1 for none) by their orientation.
@@ -268,7 +270,7 @@ def unsolved(system: LinearSystem, group: Atoms, orientation: np.ndarray, count:
     differs = (group != group[root]) | ((group >= 0) & (orientation != sign * orientation[root]))
     wrong[group[differs]] = True
     wrong[group[root[differs]]] = True
-    rows, columns, values, equations = _written(system.batches)
+    rows, columns, values, equations = _as_coordinates(system.batches)
     live = group[columns] >= 0
     residual = sparse.coo_matrix(
         (values[live] * orientation[columns[live]], (rows[live], group[columns[live]])), (equations, count)
@@ -299,7 +301,7 @@ def _rows(matrix: sparse.csr_matrix) -> list[Row]:
     return [dict(zip(indices[a:b], data[a:b], strict=True)) for a, b in pairwise(starts)]
 
 
-def _renumbered(count: int, gone: Iterable[int]) -> np.ndarray:
+def _renumber(count: int, gone: Iterable[int]) -> np.ndarray:
     """Return new numbers for 0 … count − 1 without those that are gone, which get −1."""
     free = np.ones(count, dtype=bool)
     free[list(gone)] = False
@@ -323,7 +325,7 @@ def _class_matrix(column: np.ndarray, exact: Mapping[int, Row], size: int) -> sp
 
 
 def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
-    """Solutions sorted into those that also solve the soft equations and those that need ε to be small.
+    """Return solutions sorted into those that also solve the soft equations and those that need ε to be small.
 
     In coordinates of the free numbers the soft equations are eliminated one by one; each pivot becomes a solution up to
     the ε of the equation, and the others are corrected so that they solve all of them.
@@ -343,7 +345,7 @@ def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
                 soft[number] = max(soft[number], epsilon)
     # Solutions of all equations come first, numbered as before without the pivots; the soft ones follow.
     chosen = sorted(echelon.expressions)
-    column = _renumbered(size, chosen)
+    column = _renumber(size, chosen)
     corrected = back_substitute(list(echelon.expressions.items()))
     place_of = {number: size - len(chosen) + position for position, number in enumerate(chosen)}
 
@@ -369,7 +371,7 @@ def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
 
 def _soft_equations(solution: Solution, batches: Sequence[Equations]) -> list[tuple[Row, float]]:
     """Return the soft equations in free numbers, each once up to a factor, with the largest ε it was made with."""
-    rows, atoms, values, count = _written(batches)
+    rows, atoms, values, count = _as_coordinates(batches)
     epsilon = np.concatenate([np.full(batch.atoms[0].size, batch.soft) for batch in batches])
     live = solution.group[atoms] >= 0
     rows, atoms, values = rows[live], atoms[live], values[live]

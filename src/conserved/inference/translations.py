@@ -25,7 +25,7 @@ class Translations:
     unviewable: list[str]
 
     def found(self) -> list[FoundSymmetry]:
-        """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
+        """Return free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts)
         result = self._row_sums(space)
         for family in space.families():
@@ -54,7 +54,7 @@ class Translations:
         return result
 
     def _row_sums(self, space: ShiftSpace) -> list[FoundSymmetry]:
-        """Sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
+        """Return sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
         result = []
         for number, region in enumerate(self.regions):
             wide = {d for d, chosen in enumerate(region.sets) if chosen.size > 1}
@@ -76,7 +76,7 @@ class Translations:
         return result
 
     def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> FoundSymmetry | None:
-        """Numbers added to single entries of the same parameters with the same weights, as one law of slices."""
+        """Return numbers added to single entries of the same parameters with the same weights, as one law of slices."""
         legs, parts = [], []
         rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
         if rows is None or len(alike) < 2:

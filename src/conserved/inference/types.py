@@ -172,7 +172,10 @@ def without_constant_axes(dims: tuple[int, ...], array: Atoms, leading: int = 0)
 
 
 def spread(field: Field, dims: Sequence[int], shape: Sequence[int], virtual: Sequence[Virtual] = ()) -> Atoms:
-    """The atoms of a field over more axes: those in `virtual`, then those in `dims` (with the sizes of `shape`)."""
+    """Return the atoms of a field over more axes.
+
+    Those in `virtual`, then those in `dims` (with the sizes of `shape`).
+    """
     leading = len(field.virtual)
     source = field.atoms
     index: list[slice | None] = []

@@ -43,7 +43,7 @@ class Typing:
     """Parameters that went through an autograd function, or have a hook on a part, before their first use."""
 
 
-def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
+def type_program(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
     """Type a program.
 
     Args:
@@ -95,7 +95,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     step = Step(typing.engine, program, operation, known, typing.deferred)
     inputs = operation.inputs()
     typing.reached.update(name for number in inputs if (name := program.values[number].parameter) is not None)
-    moving = [number for number in inputs if number in typing.deferred or not _fixed(known.get(number, FIXED))]
+    moving = [number for number in inputs if number in typing.deferred or not _is_fixed(known.get(number, FIXED))]
     name = base_name(operation.name)
     if name not in _KEEPS_STRANDS:
         for number in inputs:
@@ -124,7 +124,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         typing.unknown[name] += 1
         fix_all(step)
         return
-    again = _seen(typing, operation, name)
+    again = _earlier_result(typing, operation, name)
     if again is not None:
         known[operation.results[0]] = again
         return
@@ -163,7 +163,7 @@ _REPEATED = {"aten::sub", "aten::add", "aten::mean", "aten::sum"}
 """Operations that programs write down twice for one value, as x − mean(x) in a norm."""
 
 
-def _seen(typing: Typing, operation: Operation, name: str) -> Known | None:
+def _earlier_result(typing: Typing, operation: Operation, name: str) -> Known | None:
     """Return the type of an earlier result of the same operation on the same values: both shifts are one."""
     if name not in _REPEATED or operation.custom or len(operation.results) != 1:
         return None
@@ -175,7 +175,7 @@ def _seen(typing: Typing, operation: Operation, name: str) -> Known | None:
 
 
 def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> None:
-    """Remember the charges that go through an autograd function: its backward is whatever its author wrote."""
+    """Record the charges that pass through an autograd function, whose backward is its author's."""
     if operation.custom in ("", CHECKPOINT):
         return
     typing.custom.add(operation.custom)
@@ -184,7 +184,7 @@ def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> No
 
 
 def _assume(typing: Typing, why: str, value: Known | None) -> None:
-    """Remember that laws through a value are assumed, because its gradient is whatever an author wrote."""
+    """Record that laws through a value are assumed, because its author wrote its gradient."""
     type_ = known_type(typing.engine, value) if isinstance(value, ReadPart) else value
     if isinstance(value, ReadPart) and type_ is None:
         # It gets a type at its first use, which comes later.
@@ -194,7 +194,7 @@ def _assume(typing: Typing, why: str, value: Known | None) -> None:
 
 
 def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
-    """Products of two tensors that nothing but one sum uses."""
+    """Return products of two tensors that nothing but one sum uses."""
     program = typing.program
     users: dict[int, list[str]] = {}
     for number in typing.live:
@@ -233,12 +233,12 @@ def _is_zero(argument: Any) -> bool:
     return isinstance(argument, int | float) and not isinstance(argument, bool) and argument == 0
 
 
-def _fixed(known: Known) -> bool:
+def _is_fixed(known: Known) -> bool:
     return isinstance(known, Type) and known.fixed
 
 
 def _live(program: CapturedProgram) -> list[int]:
-    """Operations that the outputs depend on, in order."""
+    """Return operations that the outputs depend on, in order."""
     step = Step(Engine(), program, Operation("", (), {}, [], "", ""), {}, {})
     needed = set(program.outputs)
     # A number that Python reads out of a tensor may decide anything: it must not move.

@@ -29,7 +29,7 @@ def over_unread_rows(symmetries: Iterable[Symmetry], typing: Typing) -> list[Sym
             dim, rows = axes[0]
             cut[name] = dim, (int(rows[0]), int(rows[0]) + rows.size)
     return [
-        replace(symmetry, legs=tuple(_extended(leg, symmetry, cut) for leg in symmetry.legs)) if cut else symmetry
+        replace(symmetry, legs=tuple(_extend(leg, symmetry, cut) for leg in symmetry.legs)) if cut else symmetry
         for symmetry in symmetries
     ]
 
@@ -38,7 +38,7 @@ def _cut_axes(region: Region) -> list[int]:
     return [dim for dim, size in enumerate(region.shape) if region.sets[dim].size != size]
 
 
-def _extended(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int, int]]]) -> Leg:
+def _extend(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int, int]]]) -> Leg:
     view = leg.view
     if view.parameter not in cut or view.rows is not None or len(view.shape) < 2:
         return leg
@@ -60,7 +60,10 @@ def _extended(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int,
 
 
 def _rows(view: View, axes: list[int]) -> tuple[int, int] | None:
-    """The indices along an axis of the parameter that a view keeps: a range of one grid axis, or one cell of two."""
+    """Return the indices along an axis of the parameter that a view keeps.
+
+    A range of one grid axis, or one cell of two.
+    """
     picks = [view.pick[axis] for axis in axes]
     if len(axes) == 1 and isinstance(picks[0], tuple):
         return picks[0]
@@ -71,7 +74,7 @@ def _rows(view: View, axes: list[int]) -> tuple[int, int] | None:
 
 
 def _grid_axes(view: View, dim: int) -> list[int]:
-    """The axes of a view's grid that an axis of the parameter is cut into."""
+    """Return the axes of a view's grid that an axis of the parameter is cut into."""
     after = prod(view.shape[dim + 1 :])
     before = after * view.shape[dim]
     return [

@@ -27,7 +27,7 @@ class Grid:
             self.keep(dim, region.sets[dim])
 
     def keep(self, dim: int, chosen: np.ndarray) -> None:
-        """Only these indices along an axis of the parameter, in ascending order."""
+        """Keep only these indices along an axis of the parameter, in ascending order."""
         size = self.shape[dim]
         if chosen.size == size:
             return
@@ -95,7 +95,7 @@ def rows_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
 
 
 def _along(grid: Grid, dim: int, index: np.ndarray) -> View:
-    """Rows along one axis: all of it, a run, rotary planes of a run, or a list."""
+    """Return rows along one axis: all of it, a run, rotary planes of a run, or a list."""
     size = grid.shape[dim]
     grid.grid[dim], grid.picks[dim] = [size], [None]
     length = index.size
@@ -149,7 +149,10 @@ def whole_view(region: Region) -> View:
 
 
 def columns_view(region: Region, faced: Sequence[int], keep: tuple[int, int, int] | None = None) -> View:
-    """The view whose rows run along `faced` and whose columns are all the rest, in order; of one axis a range only."""
+    """Return the view whose rows run along `faced` and whose columns are all the rest, in order.
+
+    Of one axis a range only.
+    """
     grid = Grid(region)
     if keep is not None:
         dim, first, last = keep

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from conserved.auditing import Audit, audit
 from conserved.inference import FirstCall
@@ -37,43 +39,44 @@ class BackwardAudits:
         self._called: set[nn.Module] = set()
         """Models that were called since their last backward pass: the test itself need not hold them until the next."""
         self._depth = 0
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._hooks: list[RemovableHandle] = []
+        self._backward = torch.autograd.backward
 
     def __enter__(self) -> BackwardAudits:
-        call, backward = nn.Module.__call__, torch.autograd.backward
+        backward = torch.autograd.backward
 
-        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def enter(module: nn.Module, *_: Any) -> None:
             if self._depth == 0 and torch.is_grad_enabled():
                 self._see(module)
             self._depth += 1
-            try:
-                return call(module, *args, **kwargs)
-            finally:
-                self._depth -= 1
+
+        def leave(*_: Any) -> None:
+            self._depth -= 1
 
         def audited(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
             with self._gradients_of_this_pass():
                 backward(*args, **kwargs)
 
-        self._replace(nn.Module, "__call__", watched)
-        self._replace(torch.autograd, "backward", audited)
+        self._hooks = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        ]
+        # No hook or mode of PyTorch tells that a backward pass begins or ends, so the function itself is replaced.
+        self._backward = backward
+        torch.autograd.backward = audited
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._undo:
-            owner, name, was = self._undo.pop()
-            setattr(owner, name, was)
+        torch.autograd.backward = self._backward
+        for hook in self._hooks:
+            hook.remove()
         for first in self._calls.values():
             first.close()
         self._called.clear()
 
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, new)
-
     def _see(self, module: nn.Module) -> None:
-        """Remember how a model is called, the first time it is."""
+        """Record how a model is called, the first time."""
         trained = any(p.requires_grad and p.is_floating_point() for p in module.parameters())
         if not trained:
             return

@@ -48,11 +48,11 @@ def from_file(name: str, options: Mapping[str, Any], *, empty: bool = True) -> n
         raise BadConfigError(
             f"{path} is not a config that transformers {library.__version__} knows: {problem}"
         ) from problem
-    return _built(library, _changed(config, options, config.to_diff_dict()), empty=empty)
+    return _build(library, _replace_options(config, options, config.to_diff_dict()), empty=empty)
 
 
-def pretrained(path: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
-    """A model with its weights from a local folder, and texts as its tokenizer in the same folder writes them."""
+def load_pretrained(path: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
+    """Return a model with weights from a local folder, and texts tokenized by the tokenizer in that folder."""
     library: Any = require("transformers", "Loading a model from a folder")
     try:
         config = library.AutoConfig.from_pretrained(path, local_files_only=True)
@@ -70,8 +70,8 @@ def pretrained(path: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str,
         raise BadConfigError(f"{path} does not hold a model that can be loaded: {problem}") from problem
 
 
-def tokenized(path: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
-    """Texts as the tokenizer in a local folder writes them, each by itself, so that no padding is in between."""
+def tokenize(path: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
+    """Return texts as the tokenizer in a local folder writes them, each by itself, so that no padding is in between."""
     library: Any = require("transformers", "Reading text with a tokenizer")
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -93,14 +93,14 @@ def from_class(model_class: Any, options: Mapping[str, Any], *, empty: bool = Tr
     if not isinstance(model_class, type):
         return None
     if issubclass(model_class, library.PreTrainedConfig):
-        return _built(library, _changed(model_class(), options, {}), empty=empty)
+        return _build(library, _replace_options(model_class(), options, {}), empty=empty)
     config_class = getattr(model_class, "config_class", None)
     if issubclass(model_class, library.PreTrainedModel) and isinstance(config_class, type):
-        return _made(model_class, _changed(config_class(), options, {}), empty=empty)
+        return _make(model_class, _replace_options(config_class(), options, {}), empty=empty)
     return None
 
 
-def _changed(config: Any, options: Mapping[str, Any], rest: Mapping[str, Any]) -> Any:
+def _replace_options(config: Any, options: Mapping[str, Any], rest: Mapping[str, Any]) -> Any:
     """Return a config with some entries replaced, built anew with the rest so that what depends on them follows."""
     unknown = [name for name in options if not hasattr(config, name)]
     if unknown:
@@ -108,19 +108,19 @@ def _changed(config: Any, options: Mapping[str, Any], rest: Mapping[str, Any]) -
     return type(config)(**{**rest, **options}) if options else config
 
 
-def _built(library: Any, config: Any, *, empty: bool) -> nn.Module:
+def _build(library: Any, config: Any, *, empty: bool) -> nn.Module:
     """Return the class the config names, or else the first that knows it."""
     for name in getattr(config, "architectures", None) or ():
         if hasattr(library, name):
-            return _made(getattr(library, name), config, empty=empty)
+            return _make(getattr(library, name), config, empty=empty)
     for name in _AUTO:
         auto = getattr(library, name)
         if type(config) in auto._model_mapping:
-            return _made(auto._model_mapping[type(config)], config, empty=empty)
+            return _make(auto._model_mapping[type(config)], config, empty=empty)
     raise BadConfigError(f"transformers {library.__version__} has no model for {type(config).__name__}.")
 
 
-def _made(cls: Any, config: Any, *, empty: bool) -> nn.Module:
+def _make(cls: Any, config: Any, *, empty: bool) -> nn.Module:
     with torch.device("meta") if empty else nullcontext():
         model: nn.Module = cls(config)
     return model.eval()

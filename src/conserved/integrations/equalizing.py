@@ -30,7 +30,7 @@ class EqualizeCallback(TrainerCallback):  # type: ignore[misc]
         self.equalizer = EqualizeEvery(kwargs["model"], optimizer=_inner(kwargs["optimizer"]), **self._options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Equalise if it is time: the optimizer has stepped."""
+        """Equalize if it is time: the optimizer has stepped."""
         if self.equalizer is not None:
             self.equalizer.step()
 

@@ -29,7 +29,7 @@ def _never_called(module: Any) -> bool:
 
 @contextmanager
 def _silent(module: Any) -> Iterator[None]:
-    """Within it, a Lightning module logs nothing: laws are being read off its training step."""
+    """Silence the logging of a Lightning module while laws are read off its training step."""
     former = {name: vars(module).get(name) for name in ("log", "log_dict")}
     for name in former:
         object.__setattr__(module, name, lambda *args, **kwargs: None)

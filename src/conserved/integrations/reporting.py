@@ -15,23 +15,25 @@ from conserved.tracking import Monitor
 
 
 def sinks_of(args: Any) -> list[Sink]:
-    """Sinks that write beside the Trainer's own loggers, as often as those; they have begun before callbacks of users.
+    """Return sinks that write beside the Trainer's own loggers, as often as those.
+
+    They have begun before callbacks of users.
 
     Args:
         args: the Trainer's arguments, of which `report_to`, `output_dir` and `logging_steps` are read.
     """
     names = args.report_to if isinstance(args.report_to, list | tuple) else [args.report_to]
     every = int(args.logging_steps) if args.logging_steps and args.logging_steps >= 1 else 100
-    return [Sampled(sink, every) for sink in _found(set(names), Path(args.output_dir))]
+    return [Sampled(sink, every) for sink in _sinks_in(set(names), Path(args.output_dir))]
 
 
 def tell(monitor: Monitor, here: bool) -> None:
-    """The alarms of a run, on the terminal at its end, where they are not scrolled away."""
+    """Print the alarms of a run at its end, where they are not scrolled away."""
     if here and monitor.alarms:
         sys.stderr.write(printable(monitor.summary(), lines=True) + "\n")
 
 
-def _found(names: set[str], output: Path) -> Iterator[Sink]:
+def _sinks_in(names: set[str], output: Path) -> Iterator[Sink]:
     if "tensorboard" in names and (folder := _tensorboard_folder(output)) is not None:
         yield TensorBoard(folder)
     wandb: Any = sys.modules.get("wandb")

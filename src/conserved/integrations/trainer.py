@@ -11,7 +11,7 @@ import torch
 from conserved.integrations.reporting import sinks_of, tell
 from conserved.laws import LawSet
 from conserved.optional import require
-from conserved.store import opened
+from conserved.store import open_sink
 from conserved.tracking import Monitor, MonitorConfig, Sink
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
         folder = Path(args.output_dir)
         config = (self._options.get("config") or MonitorConfig()).under(precision)
         options: dict[str, Any] = {"run": args.run_name or folder.name} | self._options | {"config": config}
-        own = [folder / "conserved.db"] if self._sinks is None else opened(self._sinks)
+        own = [folder / "conserved.db"] if self._sinks is None else open_sink(self._sinks)
         reported = sinks_of(args) if self._report and state.is_world_process_zero else []
         self.monitor = Monitor(kwargs["model"], kwargs["optimizer"], self._laws, sinks=[*own, *reported], **options)
         saved = folder / f"checkpoint-{state.global_step}" / STATE

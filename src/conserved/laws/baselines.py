@@ -12,12 +12,12 @@ from dataclasses import replace
 from conserved.symmetry import Leg, OuterProduct, Scaling, Symmetry
 
 
-def spoiled(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
-    """One spoiled form for every law that has one."""
-    return tuple(form for symmetry in symmetries for form in _spoiled(symmetry))
+def spoil(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
+    """Return one spoiled form for every law that has one."""
+    return tuple(form for symmetry in symmetries for form in _spoil(symmetry))
 
 
-def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
+def _spoil(symmetry: Symmetry) -> Iterator[Symmetry]:
     """Spoil the sign or the pairing that the products of the kind depend on."""
     legs: tuple[Leg, ...] = ()
     kind, products = symmetry.kind, symmetry.kind.products
@@ -42,7 +42,7 @@ def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
 
 
 def _row_difference(leg: Leg, unit: int) -> Iterator[Leg]:
-    """‖first row of each unit‖² − ‖second row‖²."""
+    """Yield ‖first row of each unit‖² − ‖second row‖²."""
     rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
     for which, degree in ((0, 1), (1, -1)):
         yield Leg(replace(leg.view, rows=rows[which::unit]), degree)

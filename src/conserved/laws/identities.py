@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved._torch_compat import foreach_norm
-from conserved.laws.rescaled_identities import norms, reweighed
+from conserved.laws.rescaled_identities import norms, reweigh
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry, Tensors, whole
@@ -170,7 +170,7 @@ class PendingBalance:
         groups: Sequence[Together] = (),
         made: Collection[str] = (),
     ) -> PendingBalance:
-        """Queue everything that is read of parameters θ and gradients: they may change or be freed afterwards.
+        """Return queue everything that is read of parameters θ and gradients: they may change or be freed afterwards.
 
         Args:
             plan: the symmetries.
@@ -211,7 +211,7 @@ class PendingBalance:
             )
 
     def balance(self, theta: Tensors, gradients: Tensors | None) -> Balance:
-        """Every identity, once the numbers are there.
+        """Return every identity, once the numbers are there.
 
         An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
         linear law at least against as much of that norm as rounding could leave in it. Laws whose products over- or
@@ -232,7 +232,7 @@ class PendingBalance:
         odd = _suspects(odd, plan.symmetries, values, scales, norm_of)
         if self.meshes:
             # All processes gather what any of them has to look at again.
-            odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
+            odd = np.array(_agree(odd.astype(float).tolist(), self.meshes)) > 0
         if self.made:
             real = np.array([name not in self.made for name in names], dtype=bool)
             names, lengths = tuple(name for name in names if name not in self.made), lengths[real]
@@ -248,13 +248,13 @@ class PendingBalance:
         for index in np.flatnonzero(odd).tolist():
             symmetry, floor = plan.symmetries[index], self.least.get(index, 0.0) * everything
             if gradients is not None:
-                residuals[index], scales[index], tested[index] = reweighed(symmetry, theta, gradients, floor)
+                residuals[index], scales[index], tested[index] = reweigh(symmetry, theta, gradients, floor)
             else:
                 infinite = not all(isfinite(norm_of.get(name, 0.0)) for name in symmetry.parameters)
                 residuals[index], tested[index] = (nan if infinite else 0.0), infinite
         seen = observed_precision(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
         if self.meshes:
-            agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
+            agreed = _agree([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
             seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
         worst_ranks = None
         for group in self.groups:
@@ -276,7 +276,7 @@ class PendingBalance:
 
 
 def _odd(values: NDArray[np.float64], scales: NDArray[np.float64], *, single: bool) -> NDArray[np.bool_]:
-    """Laws out of the range in which squares are normal numbers; `single`: of less than double precision."""
+    """Return laws out of the range in which squares are normal numbers; `single`: of less than double precision."""
     least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
     return ~(np.isfinite(values) & (scales >= least) & (scales <= most))
 
@@ -288,7 +288,9 @@ def _suspects(
     scales: NDArray[np.float64],
     norms: dict[str, float],
 ) -> NDArray[np.bool_]:
-    """The laws, by place, whose value or scale may be wrong, of those that are odd; `norms` are of the gradients.
+    """Return the laws, by place, whose value or scale may be wrong, of those that are odd.
+
+    `norms` are of the gradients.
 
     A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
     is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
@@ -323,7 +325,7 @@ def _least(parameter: str | None, gradients: Tensors) -> float:
 def _norms_of_all(
     tensors: Tensors, known: Norms | None, device: torch.device, wanted: Collection[str]
 ) -> tuple[tuple[str, ...], list[Float[Tensor, " some"]]]:
-    """Norms of the tensors of these names: the names in some order, and the norms in pieces.
+    """Return norms of the tensors of these names: the names in some order, and the norms in pieces.
 
     Norms that are known already are of tensors among these.
     """
@@ -336,7 +338,10 @@ def _norms_of_all(
 
 
 def _norms(gradients: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
-    """The norm of every gradient, in some order; those of plain ones in few operations, and none in half precision."""
+    """Return the norm of every gradient, in some order.
+
+    Those of plain ones in few operations, and none in half precision.
+    """
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, gradient in gradients.items():
         if not hasattr(gradient, "full_tensor"):
@@ -363,7 +368,7 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _samples(gradients: Tensors, device: torch.device) -> list[Tensor]:
-    """Entries of the largest single-precision gradients, spread over each."""
+    """Return entries of the largest single-precision gradients, spread over each."""
     every = [*gradients.values()]
     kinds = {*map(attrgetter("dtype"), every)}
     if torch.float32 not in kinds:
@@ -394,8 +399,10 @@ def _meshes(tensors: Tensors) -> list[Any]:
     return list(meshes.values())
 
 
-def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
-    """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
+def _agree(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
+    """Return the largest of each number over all processes that hold a part of the parameters, so that all judge
+    alike.
+    """
     import torch.distributed as dist
 
     confirm_together("residuals")
@@ -458,7 +465,9 @@ def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype |
 
 
 def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
-    """bfloat16 or float16 for each row of float32 entries that were computed in it; None for one in float32 or unknown.
+    """Return bfloat16 or float16 for each row of float32 entries that were computed in it.
+
+    None for one in float32 or unknown.
 
     Zeros are no entries. Rows with too few entries are left out; one with too few different ones is unknown.
     """

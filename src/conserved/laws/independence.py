@@ -23,14 +23,14 @@ _RELATIVE_RANK = 1e-10
 
 def rank_of_gradients(symmetries: Sequence[Symmetry], theta: Tensors) -> int:
     """Rank of the stacked ∇h of all laws; symmetries that share no parameter are treated apart."""
-    parts = connected(symmetries, lambda symmetry: set(symmetry.parameters))
+    parts = connected_groups(symmetries, lambda symmetry: set(symmetry.parameters))
     for part in parts:
         _refuse_too_large(part, theta)
     return sum(_rank(part, theta) for part in parts)
 
 
-def connected(items: Iterable[T], keys: Callable[[T], set[str]]) -> list[list[T]]:
-    """Items in groups that are connected through keys they share."""
+def connected_groups(items: Iterable[T], keys: Callable[[T], set[str]]) -> list[list[T]]:
+    """Return items in groups that are connected through keys they share."""
     groups: list[tuple[set[str], list[T]]] = []
     for item in items:
         own, members = keys(item), [item]

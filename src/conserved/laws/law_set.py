@@ -13,16 +13,16 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from conserved.laws.baselines import spoiled
+from conserved.laws.baselines import spoil
 from conserved.laws.coverage import Coverage
 from conserved.laws.identities import Balance, balance_of
 from conserved.laws.independence import rank_of_gradients
-from conserved.laws.law_table import listed, rows, totals
+from conserved.laws.law_table import rows, table_lines, totals
 from conserved.laws.program_check import ProgramCheck
-from conserved.laws.verification import verified
+from conserved.laws.verification import verify
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
-from conserved.output.lines import joined
+from conserved.output.lines import join_lines
 from conserved.plain_data import record_of, text
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Verdict
@@ -86,7 +86,7 @@ class Explains(Protocol):
     """An object that knows why laws hold, such as the inference that found them."""
 
     def explain(self, symmetry: Symmetry) -> str:
-        """Why the symmetry holds, in plain text."""
+        """Return why the symmetry holds, in plain text."""
         ...
 
     def verdict(self, symmetry: Symmetry) -> Verdict:
@@ -168,7 +168,7 @@ class LawSet:
         return replace(self, symmetries=symmetries, dropped=(*self.dropped, *words), checked=check)
 
     def explain(self, name: str) -> str:
-        """Why the law of this name holds: the operations its space passes through, with modules and lines."""
+        """Return why the law of this name holds: the operations its space passes through, with modules and lines."""
         return self._derived().explain(self[name])
 
     def verdict(self, name: str) -> Verdict:
@@ -205,7 +205,9 @@ class LawSet:
     def identities(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """The left-hand side μ(θ, G) of every gradient identity; zero but for rounding if the gradients are right.
+        """Return the left-hand side μ(θ, G) of every gradient identity.
+
+        Zero but for rounding if the gradients are right.
 
         Args:
             gradients: tensors by parameter name; by default the `.grad` of the parameters.
@@ -238,7 +240,9 @@ class LawSet:
     def balance(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> Balance:
-        """The residual of every identity together with the size it is relative to; see `conserved.laws.identities`.
+        """Return the residual of every identity together with the size it is relative to.
+
+        See `conserved.laws.identities`.
 
         Args:
             gradients: tensors by parameter name; by default the `.grad` of the parameters.
@@ -302,7 +306,7 @@ class LawSet:
         relative_to: Literal["value", "scale"] = "value",
         dtype: torch.dtype | None = None,
     ) -> dict[str, float]:
-        """Equation (10): the mean over laws of ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, for every block, family or law.
+        """Return Equation (10): the mean over laws of ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, for every block, family or law.
 
         A law whose reference value is below 1e-6 of the terms it is made of (balanced initialisation, a factor that
         starts at zero against one that does not) is measured against the size of those terms instead. If the terms are
@@ -365,7 +369,9 @@ class LawSet:
         return result
 
     def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
-        """The number of functionally independent conserved numbers at θ: the rank of all their gradients, in float64.
+        """Return the number of functionally independent conserved numbers at θ.
+
+        The rank of all their gradients, in float64.
 
         Args:
             parameters: tensors by name; by default the model's own.
@@ -386,12 +392,12 @@ class LawSet:
         Returns:
             One verdict; `.parts` holds one for every law. Rounding is that of the coarsest precision the pass used.
         """
-        return verified(self, self._theta(None), loss_fn)
+        return verify(self, self._theta(None), loss_fn)
 
     def summary(self) -> str:
         """Return a table by block, as text."""
         dropped = [(item.name, item.reason) for item in self.dropped]
-        return joined(listed(self.symmetries, self.unclaimed, dropped, None, 120), 120)
+        return join_lines(table_lines(self.symmetries, self.unclaimed, dropped, None, 120), 120)
 
     def _repr_html_(self) -> str:
         """Return the table of `summary`, for notebooks."""
@@ -410,16 +416,16 @@ class LawSet:
         return html.panel(*parts)
 
     def baselines(self) -> LawSet:
-        """Quantities made of the same weights that look like these laws and are not conserved.
+        """Return quantities made of the same weights that look like these laws and are not conserved.
 
         Returns:
             For every law that has one, a form with a sign or a pairing spoiled (the paper's Appendix E.2); its family
             is that of the law with `not_` before it. A law's drift is to be compared with its baseline's.
         """
-        return LawSet(symmetries=spoiled(self.symmetries), parameters=self.parameters)
+        return LawSet(symmetries=spoil(self.symmetries), parameters=self.parameters)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON; parameter values are not part of it."""
+        """Return plain data, for JSON; parameter values are not part of it."""
         return {"format": FORMAT, **record_of(self, "symmetries unclaimed dropped unknown")}
 
     @staticmethod
@@ -503,7 +509,7 @@ class LawSet:
         return {name: grad for name in needed if (grad := theta[name].grad) is not None}
 
     def _directions(self, given: Tensors) -> Tensors:
-        """Gradients or updates for every parameter that is read."""
+        """Return gradients or updates for every parameter that is read."""
         missing = [name for name in self.plan.needs if not isinstance(given.get(name), Tensor)]
         if missing:
             raise ValueError(

@@ -44,7 +44,7 @@ def rows(symmetries: Sequence[Symmetry]) -> list[LawRow]:
 
 
 def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
-    """One line: how many laws, and how many numbers they hold."""
+    """Return one line: how many laws, and how many numbers they hold."""
     exact = sum(symmetry.numbers for symmetry in symmetries if symmetry.exact)
     nearly = sum(symmetry.numbers for symmetry in symmetries if not symmetry.exact)
     holds = "1 law holds" if len(symmetries) == 1 else f"{len(symmetries):,} laws hold"
@@ -54,7 +54,7 @@ def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
     return text if independent is None else f"{text}; {independent:,} are independent at these weights"
 
 
-def listed(
+def table_lines(
     symmetries: Sequence[Symmetry],
     unclaimed: Sequence[str],
     dropped: Sequence[tuple[str, str]],
@@ -66,29 +66,32 @@ def listed(
     lines.append(TextLine(totals(symmetries, independent), style="bold"))
     if dropped:
         lines += [TextLine(), TextLine(f"Not conserved in this model ({len(dropped)}):")]
-        lines += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
+        lines += _truncate(_fold([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
         lines += [TextLine(), TextLine(f"No law spans {len(unclaimed)} parameters:")]
-        lines += _cut(_folded(unclaimed))
+        lines += _truncate(_fold(unclaimed))
     return lines
 
 
-def _folded(lines: Sequence[str]) -> list[str]:
-    """Lines that differ in numbers only, such as those of equal layers, as one."""
+def _fold(lines: Sequence[str]) -> list[str]:
+    """Return lines that differ in numbers only, such as those of equal layers, as one."""
     alike: dict[str, list[str]] = {}
     for line in lines:
         alike.setdefault(_pattern(line), []).append(line)
     return [_range(members) for members in alike.values()]
 
 
-def _cut(lines: Sequence[str], most: int = 20) -> list[TextLine]:
-    """The first lines, indented, and how many more there are."""
+def _truncate(lines: Sequence[str], most: int = 20) -> list[TextLine]:
+    """Return the first lines, indented, and how many more there are."""
     rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
     return [TextLine(line, 2) for line in [*lines[:most], *rest]]
 
 
 def _listing(table: Sequence[LawRow], width: int) -> Iterator[TextLine]:
-    """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
+    """Yield two lines a row, so that formulas have room on a narrow terminal.
+
+    Three where a module's path is too long.
+    """
     cells = [("where", "law", "group", "×", "numbers")]
     cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -117,7 +120,7 @@ def _sizes(symmetry: Symmetry) -> tuple[object, ...]:
 
 
 def _range(paths: Sequence[str]) -> str:
-    """One path for several that differ in their numbers, such as layers.{0–11}.attention."""
+    """Return one path for several that differ in their numbers, such as layers.{0–11}.attention."""
     numbers = [[int(x) for x in re.findall(r"\d+", path)] for path in paths]
     columns = iter(sorted(set(column)) for column in zip(*numbers, strict=True))
     return re.sub(r"\d+", lambda _: _span(next(columns)), paths[0])

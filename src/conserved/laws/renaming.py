@@ -69,7 +69,10 @@ def laws_for(laws: LawSet, parameters: Mapping[str, Tensor]) -> LawSet:
 
 
 def _match(name: str, parameters: Mapping[str, Tensor]) -> str | None:
-    """The parameter that a name stands for: the same, the same without wrappers, or the only one that ends with it."""
+    """Return the parameter that a name stands for.
+
+    The same, the same without wrappers, or the only one that ends with it.
+    """
     if name in parameters:
         return name
     plain = plain_name(name)
@@ -79,7 +82,7 @@ def _match(name: str, parameters: Mapping[str, Tensor]) -> str | None:
 
 
 def _obstacle(symmetry: Symmetry, matches: Mapping[str, str | None], parameters: Mapping[str, Tensor]) -> str:
-    """Why a law is not one of this model; empty if it is."""
+    """Return why a law is not one of this model; empty if it is."""
     absent = [name for name in symmetry.parameters if matches[name] is None]
     if len(absent) == len(symmetry.parameters):
         return "its parameters are not in this model, as those of another stage"

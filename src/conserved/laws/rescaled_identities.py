@@ -17,8 +17,8 @@ from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
 
-def reweighed(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float) -> tuple[float, float, bool]:
-    """The residual of one identity, what it is relative to, and whether it says anything.
+def reweigh(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float) -> tuple[float, float, bool]:
+    """Return the residual of one identity, what it is relative to, and whether it says anything.
 
     It does where a gradient reached a leg and not all legs are zero: with one factor at zero, A dAᵀ = B dBᵀ asks that
     dA vanish. `floor` is a least scale, as linear laws have one.
@@ -57,7 +57,10 @@ def _norm(gradient: Tensor) -> float:
 
 
 def _peak(matrices: Sequence[Tensor]) -> float:
-    """The largest magnitude, rounded down to a power of two, by which division is exact; NaN and ∞ as they are."""
+    """Return the largest magnitude, rounded down to a power of two, by which division is exact.
+
+    NaN and ∞ as they are.
+    """
     largest = max((float(matrix.abs().max()) for matrix in matrices if matrix.numel()), default=0.0, key=_nan_last)
     return float(2.0 ** np.floor(np.log2(largest))) if 0 < largest < float("inf") else largest
 

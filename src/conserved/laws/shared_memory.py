@@ -19,7 +19,7 @@ _LISTED = 1 << 22
 
 
 def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Of every tensor that shares an entry with another one: the name of that one. One object is never two tensors."""
+    """Return, for every tensor that shares an entry with another, the other's name. One object is never two tensors."""
     placed = [(start, end, name) for name, tensor in tensors.items() for start, end in _extent(tensor)]
     result: dict[str, str] = {}
     reach: list[tuple[int, int, str]] = []
@@ -64,13 +64,16 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def memory_of(tensor: Tensor) -> Hashable:
-    """Equal for tensors that are the same numbers, whether they are one object or tied through `.data`."""
+    """Return equal for tensors that are the same numbers, whether they are one object or tied through `.data`."""
     extent = _extent(tensor)
     return (*extent, tuple(tensor.shape), tensor.stride(), tensor.dtype) if extent else id(tensor)
 
 
 def _extent(tensor: Tensor) -> list[tuple[int, int]]:
-    """The bytes from a tensor's first entry to its last; none where it has no memory of its own that can be seen."""
+    """Return the bytes from a tensor's first entry to its last.
+
+    None where it has no memory of its own that can be seen.
+    """
     if is_lazy(tensor) or tensor.is_meta or tensor.is_sparse or not tensor.numel():
         return []
     try:
@@ -84,14 +87,14 @@ def _extent(tensor: Tensor) -> list[tuple[int, int]]:
 
 def _share(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors whose extents overlap have an entry in common."""
-    if _filled(a) and _filled(b):
+    if _is_filled(a) and _is_filled(b):
         return True
     if a.element_size() != b.element_size() or max(a.numel(), b.numel()) > _LISTED:
         return True
     return bool(np.isin(_addresses(a), _addresses(b)).any())
 
 
-def _filled(tensor: Tensor) -> bool:
+def _is_filled(tensor: Tensor) -> bool:
     """Return whether a tensor has no gaps."""
     (extent,) = _extent(tensor)
     return extent[1] - extent[0] == prod(tensor.shape) * tensor.element_size()

@@ -29,8 +29,11 @@ _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.
 """By complex type, the precision of its parts."""
 
 
-def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
-    """`LawSet.verify`: one backward pass of `loss_fn()`, every identity held against the rounding of that pass."""
+def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
+    """Return `LawSet.verify`.
+
+    One backward pass of `loss_fn()`, every identity held against the rounding of that pass.
+    """
     names = list(laws.plan.needs)
     if not names:
         return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
@@ -62,7 +65,7 @@ def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Te
     parts = {
         s.name: moved_along[s.name]
         if s.name in moved_along
-        else _judged(
+        else _judge(
             s.name,
             float(residual),
             rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
@@ -123,7 +126,7 @@ def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -
             parameters[name].grad = before[name]
 
 
-def _judged(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
+def _judge(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
     """Return the same as a verdict."""
     outcome = status(residual, limit, tested=tested, nearly=nearly)
     if not tested:
@@ -138,7 +141,10 @@ def _judged(name: str, residual: float, limit: float, *, tested: bool, nearly: b
 
 
 def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: int) -> Verdict:
-    """The verdict on all identities: the broken ones as evidence, worst first, or else the one nearest its limit."""
+    """Return the verdict on all identities.
+
+    The broken ones as evidence, worst first, or else the one nearest its limit.
+    """
 
     def excess(verdict: Verdict) -> float:
         evidence = verdict.evidence[0]
@@ -171,7 +177,7 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
 
 
 def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
-    """Why nothing can be said of a law with a parameter that shares memory with another one."""
+    """Return why nothing can be said of a law with a parameter that shares memory with another one."""
     for name in symmetry.parameters:
         if name in beside:
             message = (

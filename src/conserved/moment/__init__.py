@@ -5,7 +5,7 @@ optimizers.
 """
 
 from conserved.moment.forms import Sums, full_precision, working_dtype
-from conserved.moment.host_copies import HostCopy, sent, to_host
+from conserved.moment.host_copies import HostCopy, send_to_device, to_host
 from conserved.moment.normalised_rows import RowNorm
 from conserved.moment.plan import Moments, Plan
 from conserved.moment.portions import Part, reads_together
@@ -35,7 +35,7 @@ __all__ = [
     "reads_together",
     "root_quotients",
     "row_dots",
-    "sent",
+    "send_to_device",
     "to_host",
     "working_dtype",
 ]

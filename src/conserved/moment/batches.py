@@ -83,7 +83,7 @@ def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
 
 
 def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
-    """One batch if the symmetries go through every index of some grid axes in order, else one batch each."""
+    """Return one batch if the symmetries go through every index of some grid axes in order, else one batch each."""
     degrees = symmetries[places[0]].degrees
     legs: list[BatchLeg] = []
     for column in zip(*(symmetries[index].legs for index in places), strict=True):

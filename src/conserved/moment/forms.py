@@ -32,19 +32,19 @@ class Backend(ABC):
 
     @abstractmethod
     def faced(self, legs: Sequence[Any], faces: str) -> Sequence[Any]:
-        """Legs with what counts as their rows as rows."""
+        """Return legs with what counts as their rows as rows."""
 
     @abstractmethod
     def row_of_units(self, leg: Any, unit: int, row: int) -> Any:
-        """One row of every unit."""
+        """Return one row of every unit."""
 
     @abstractmethod
     def row_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
-        """Σ_j a_ij b_ij for every row i and every pair of legs."""
+        """Return Σ_j a_ij b_ij for every row i and every pair of legs."""
 
     @abstractmethod
     def row_totals(self, leg: Any, dtype: torch.dtype, *, sizes: bool) -> Found:
-        """Σ_j b_ij for every row i of a leg, and the sum of all squares."""
+        """Return Σ_j b_ij for every row i of a leg, and the sum of all squares."""
 
     @abstractmethod
     def outer_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
@@ -79,7 +79,7 @@ class ProductList:
     """Whether values are the products as they come."""
 
 
-def multiplied(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
+def product_list(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
     """Return what is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
     return _recipe(products, pairs, degree < 0, wanted)
 
@@ -127,7 +127,7 @@ def forms(
     dtype: torch.dtype,
     wanted: Wanted,
 ) -> Found:
-    """For a leg of degree ±1 what μ(A, B) is, up to that sign, for every pair of sources; a row for each.
+    """Return for a leg of degree ±1 what μ(A, B) is, up to that sign, for every pair of sources; a row for each.
 
     Args:
         backend: what computes products.
@@ -140,7 +140,7 @@ def forms(
         wanted: which part, and whether sums of squares come with it.
 
     """
-    recipe = multiplied(products, pairs, degree, wanted)
+    recipe = product_list(products, pairs, degree, wanted)
     if not isinstance(products, RowProducts):
         return backend.outer_products(legs, recipe.products, dtype, sizes=wanted.sizes)
     if not products.terms:
@@ -158,16 +158,16 @@ def forms(
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
         for source, row in recipe.rows
     ]
-    return finished(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
+    return assemble_forms(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape along a new first axis; one alone is not copied."""
+    """Return tensors of one shape along a new first axis; one alone is not copied."""
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack([*tensors])
 
 
-def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> Found:
-    """Forms of all pairs from the products of a recipe."""
+def assemble_forms(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> Found:
+    """Return forms of all pairs from the products of a recipe."""
     if not isinstance(products, RowProducts):
         return sums, squares
     if products.faces == "entries":
@@ -178,7 +178,7 @@ def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Ten
         return sums, squares
     values = []
     for numbers in recipe.sums:
-        columns = [_signed(sums, part) for part in numbers]
+        columns = [_signed_sum(sums, part) for part in numbers]
         values.append(columns[0] if len(columns) == 1 else torch.stack(columns, -1))
     stacked = values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)
     if squares is None:
@@ -187,7 +187,7 @@ def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Ten
     return stacked, torch.stack([torch.as_tensor(total) for total in spread])
 
 
-def _signed(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
+def _signed_sum(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
     if not part:
         return torch.zeros_like(each[0])
     (first, sign), *rest = part
@@ -233,7 +233,7 @@ class Sums:
         )
 
     def signed(self) -> Float[Tensor, "pairs ..."]:
-        """μ, for every pair."""
+        """Return μ, for every pair."""
         plus, minus = _over_legs(self.plus), _over_legs(self.minus)
         if plus is None:
             assert minus is not None
@@ -241,7 +241,7 @@ class Sums:
         return plus if minus is None else plus - minus
 
     def unsigned(self) -> Float[Tensor, "pairs ..."]:
-        """μ with all legs counted as positive, for every pair."""
+        """Return μ with all legs counted as positive, for every pair."""
         plus, minus = _over_legs(self.plus), _over_legs(self.minus)
         if plus is None:
             assert minus is not None
@@ -249,7 +249,7 @@ class Sums:
         return plus if minus is None else plus + minus
 
     def sizes(self) -> Float[Tensor, "pairs *batch 2"]:
-        """‖μ‖, and the scale that an identity is held against.
+        """Return ‖μ‖, and the scale that an identity is held against.
 
         A wrong gradient leaves a μ as large as the terms of single legs; rounding leaves its unit times the scale,
         whatever the size and number of the legs.
@@ -260,13 +260,13 @@ class Sums:
 
 
 def _together(entries: Tensor, legs: int, batch: int) -> Tensor:
-    """From (pairs, legs · layers, batch, …) to (pairs, layers · batch, …); a leg that a batch shares is repeated."""
+    """Reshape (pairs, legs · layers, batch, …) to (pairs, layers · batch, …); repeat a leg that a batch shares."""
     layers = entries if legs == 1 else entries.unflatten(1, (legs, -1)).sum(1)
     return layers.expand(-1, -1, batch, *layers.shape[3:]).flatten(1, 2)
 
 
 def _over_legs(legs: list[Tensor]) -> Tensor | None:
-    """Stacked once and summed once, however many legs there are."""
+    """Return stacked once and summed once, however many legs there are."""
     if len(legs) < 3:
         return None if not legs else legs[0] if len(legs) == 1 else legs[0] + legs[1]
     return torch.stack(torch.broadcast_tensors(*legs)).sum(0)
@@ -278,13 +278,13 @@ def _norms(values: Float[Tensor, "..."], batch: int) -> Float[Tensor, "..."]:
 
 
 def working_dtype(types: Iterable[torch.dtype], dtype: torch.dtype | None) -> torch.dtype:
-    """The precision laws are computed in: `dtype` if given, else the legs' common one and at least float32."""
+    """Return the precision laws are computed in: `dtype` if given, else the legs' common one and at least float32."""
     return dtype or reduce(torch.promote_types, types, torch.float32)
 
 
 @contextmanager
 def full_precision(devices: Iterable[str]) -> Iterator[None]:
-    """Keeps a surrounding autocast region, or TF32, from computing laws in less than the working precision.
+    """Keep a surrounding autocast region, or TF32, from computing laws below the working precision.
 
     Args:
         devices: the types of the devices that are computed on, such as "cpu" or "cuda".

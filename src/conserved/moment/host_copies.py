@@ -46,13 +46,13 @@ class HostCopy:
         return self.event is None or self.event.query()
 
     def read(self) -> Shaped[Tensor, "..."]:
-        """The numbers, once they are there."""
+        """Return the numbers, once they are there."""
         if self.event is not None:
             self.event.synchronize()
         return self.host
 
 
-def sent(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
+def send_to_device(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
     """Return numbers of the host on a device, without making a GPU wait for them."""
     host = torch.from_numpy(numbers)
     # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.

@@ -16,7 +16,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 @triton.jit
 def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr):
-    """Where an index along two axes gone through as one lies, in entries.
+    """Compute the offset of an index along two axes traversed as one, in entries.
 
     The compiler must know which neighbours lie NEXT to each other to fetch many at once.
     """
@@ -30,7 +30,7 @@ def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr):
 
 @triton.jit
 def _tile(table, entry, offsets, mask, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """A tile of one leg in float32, zero outside of it."""
+    """Load a tile of one leg in float32, zero outside of it."""
     start = tl.load(table + entry).to(tl.pointer_type(KIND))
     if ALIGNED:
         start = tl.multiple_of(start, 16)
@@ -50,7 +50,7 @@ def row_sums(
     SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr,
 ):
-    """Σ_k a_ik b_ik of a tile of rows, for several pairs of up to four factors that are read once each.
+    """Compute Σ_k a_ik b_ik of a tile of rows, for several pairs of up to four factors that are read once each.
 
     AA to DD are the numbers of the pairs among those that are asked for; −1 for the others. With SPREAD only the first
     two factors are multiplied, and the sums of their squared products follow.
@@ -142,7 +142,7 @@ def placed_sums(
     FIELDS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, LIFTED: tl.constexpr,
 ):
-    """Σ_k a_ik b_ik of some rows of some product, and over all of them Σ (a_ik b_ik)², Σ b_ik² and Σ a_ik².
+    """Compute Σ_k a_ik b_ik of some rows of a product, and over all rows Σ (a_ik b_ik)², Σ b_ik² and Σ a_ik².
 
     With LIFTED, a is 1 and not read.
     """
@@ -224,7 +224,7 @@ def outer_products(
     A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """A Bᵀ of legs whose rows fit one tile, and with SPREAD after all of them Σ_k ‖a_:k‖² ‖b_:k‖² of each."""
+    """Compute A Bᵀ of legs whose rows fit one tile; with SPREAD also Σ_k ‖a_:k‖² ‖b_:k‖² of each, after all of them."""
     member = tl.program_id(0)
     entry = member // BATCH
     rows = tl.arange(0, HEIGHT)
@@ -256,7 +256,7 @@ def norm_remainders(
     x, gradient, gain, out, ROWS, COLUMNS, epsilon,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, GAINED: tl.constexpr,
 ):
-    """ε (s + ε)^(−3/2) Σ_i x_i g_i d_i of some rows that a norm divides by √(s + ε), then Σ_i of its squared terms."""
+    """Compute ε (s + ε)^(−3/2) Σ_i x_i g_i d_i of rows that a norm divides by √(s + ε), and its squared terms' sum."""
     rows = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     columns = tl.arange(0, WIDTH)
     mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
@@ -280,7 +280,7 @@ def root_quotients(
     programs, table, quotients, COUNT, shift,
     A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr,
 ):
-    """a/(√b + shift), entry by entry: a program does some blocks of one of COUNT pairs of tensors.
+    """Compute a/(√b + shift) by entry: a program does some blocks of one of COUNT pairs of tensors.
 
     The table has the addresses of all first and all second tensors, where results go, and how many entries there are.
     """
@@ -308,7 +308,7 @@ def row_totals(
     leg, sums, squares, ROWS, COLUMNS, PIECES, batch_stride, row_stride, column_stride,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):
-    """Σ_j b_ij of some rows over a piece of the columns, and Σ b_ij² over all of them, added up in float64."""
+    """Compute Σ_j b_ij of rows over a piece of the columns, and Σ b_ij² over all of them, summed in float64."""
     piece = tl.program_id(0) % PIECES
     member = tl.program_id(0) // PIECES
     rows = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.moment.host_copies import sent
+from conserved.moment.host_copies import send_to_device
 from conserved.moment.layouts import Axes, PlacedProduct, PlainTensors
 
 _VECTOR = 8
@@ -33,7 +33,7 @@ class Tile:
 
     @staticmethod
     def of(product: PlacedProduct) -> Tile:
-        """The long side of a tile is the one along which entries are next to each other."""
+        """Choose a tile whose long side is the one along which entries are contiguous."""
         layout = product.first
         n, m = layout.count("rows"), layout.count("columns")
         turned = layout.rows[1][1] == 1 and m > 1
@@ -121,7 +121,7 @@ class Addresses:
     @staticmethod
     def of(tensors: PlainTensors) -> Addresses:
         """Return the addresses of tensors."""
-        return Addresses(sent(tensors.addresses, tensors.device), tensors.aligned)
+        return Addresses(send_to_device(tensors.addresses, tensors.device), tensors.aligned)
 
 
 @dataclass(slots=True)
@@ -135,7 +135,10 @@ class Draft:
     """How many programs."""
 
     def add(self, product: PlacedProduct, sources: tuple[int, int], shift: float, out: int) -> NDArray[np.int64]:
-        """One product, whose sums go to `out` and after; the numbers of its programs, a row for each of the batch."""
+        """Return one product, whose sums go to `out` and after.
+
+        The numbers of its programs, a row for each of the batch.
+        """
         layout = product.first
         assert replace(layout, offset=0) == replace(product.second, offset=0)
         axes = [number for part in (layout.batch, layout.rows, layout.columns) for number in _numbers(part)]
@@ -160,7 +163,7 @@ class Draft:
 
 
 def _numbers(axes: Axes) -> list[int]:
-    """Both sizes together, the inner size, and both strides."""
+    """Return both sizes together, the inner size, and both strides."""
     (outer, outer_stride), (inner, inner_stride) = axes
     return [outer * inner, inner, outer_stride, inner_stride]
 

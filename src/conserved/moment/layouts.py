@@ -54,7 +54,7 @@ class Layout:
         ordered = [remaining[index] for index in reading.order]
         first = len(ordered) - len(view.axes) - len(view.rest)
         second = first + len(view.axes)
-        merged = [_merged(part) for part in (ordered[:first], ordered[first:second], ordered[second:])]
+        merged = [_merge(part) for part in (ordered[:first], ordered[first:second], ordered[second:])]
         if any(len(part) > 2 for part in merged):
             return None
         batch, rows, columns = (_two(part) for part in merged)
@@ -66,7 +66,7 @@ class Layout:
         return int(outer[0] * inner[0])
 
     def row_of_units(self, unit: int, row: int) -> Layout | None:
-        """Of every `unit` rows the one with this number; None if strides do not say where those are."""
+        """Return the row with this number out of every `unit` rows; None if strides do not say where those are."""
         if unit == 1:
             return self
         (many, far), (few, near) = self.rows
@@ -88,7 +88,8 @@ class Layout:
         return replace(self, rows=self.columns, columns=self.rows)
 
     def folded(self, length: int) -> Layout:
-        """The same entries in rows of at most this length, where each is a row of its own, for sums over all of them.
+        """Return the same entries in rows of at most this length, where each is a row of its own, for sums over all of
+        them.
 
         Args:
             length: a power of two; rows are as long as the greatest common divisor of it and the number of entries.
@@ -114,7 +115,7 @@ class Layout:
         return replace(self, batch=batch, columns=((1, 0), (columns, stride))), pieces
 
 
-def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:
+def _merge(axes: list[SizeAndStride]) -> list[SizeAndStride]:
     """Return the same entries in the same order with as few axes as possible."""
     result: list[SizeAndStride] = []
     for size, stride in axes:
@@ -152,7 +153,10 @@ _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def _on_one_device(tensors: Sequence[Tensor]) -> bool:
-    """Whether there are tensors, and all on one device. There is one kind of accelerator, so its number says which."""
+    """Return whether there are tensors, and all on one device.
+
+    There is one kind of accelerator, so its number says which.
+    """
     numbers = {*map(Tensor.get_device, tensors)}
     return len(numbers) == 1 and (min(numbers) >= 0 or len({*map(attrgetter("device"), tensors)}) == 1)
 
@@ -167,7 +171,10 @@ class PlainTensors:
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> PlainTensors | None:
-        """Nothing if one of them is something else; there may be thousands, so each question is put to all at once."""
+        """Return plain tensors, or None if one of them is not.
+
+        There may be thousands, so each check runs over all at once.
+        """
         if not {*map(type, tensors)} <= _PLAIN or not _on_one_device(tensors):
             return None
         try:

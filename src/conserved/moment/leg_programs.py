@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import Found, ProductList, Wanted, finished, multiplied
-from conserved.moment.host_copies import sent
+from conserved.moment.forms import Found, ProductList, Wanted, assemble_forms, product_list
+from conserved.moment.host_copies import send_to_device
 from conserved.moment.launches import Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.triton_backend import KernelCall
@@ -81,7 +81,7 @@ class LegResults:
         return prod(self.values) + (prod(self.squares) if self.leg.wanted.sizes else 0)
 
     def forms(self, results: Float[Tensor, " results"]) -> Found:
-        """For every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
+        """Return for every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
         leg = self.leg
         sums = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)
         values, squares = sums, None
@@ -89,11 +89,11 @@ class LegResults:
             values, spread = sums[..., : prod(self.values)], sums[..., prod(self.values) :]
             squares = self._added_up(spread.unflatten(-1, self.squares))
             squares = squares.sum(-1) if len(self.squares) > 1 else squares
-        recipe = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted)
-        return finished(leg.products, recipe, self._added_up(values.unflatten(-1, self.values)), squares)
+        recipe = product_list(leg.products, leg.pairs, leg.degree, leg.wanted)
+        return assemble_forms(leg.products, recipe, self._added_up(values.unflatten(-1, self.values)), squares)
 
     def _added_up(self, sums: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Pieces of the batch, the third axis, together."""
+        """Return pieces of the batch, the third axis, together."""
         return sums if self.pieces == 1 else sums.unflatten(2, (-1, self.pieces)).sum(3)
 
 
@@ -152,7 +152,7 @@ class LegProgram:
     def run(self, tensors: PlainTensors) -> Float[Tensor, " results"]:
         """Return all products of these tensors."""
         numbers = np.append(tensors.addresses, 0)[self.tensors] + self.offsets
-        table = sent(numbers, tensors.device)
+        table = send_to_device(numbers, tensors.device)
         results = torch.empty(self.size, device=tensors.device, dtype=torch.float32)
         edges = [edge for launch in self.launches for edge in (launch.begin, launch.end)]
         unaligned = np.bitwise_or.reduceat(numbers, edges)[::2] & 15
@@ -223,7 +223,7 @@ class _Draft:
 
 def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:
     """Return the rows that are multiplied: the number of a source, and where they lie in it; and pairs of them."""
-    recipe, layout = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
+    recipe, layout = product_list(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
     if not isinstance(leg.products, RowProducts):
         return [(source, layout) for source in range(len(leg.types))], recipe.products
     factors = placed_rows(leg.products, recipe, layout)
@@ -234,12 +234,17 @@ def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...
 
 
 def _rows_are_neighbours(layout: Layout) -> bool:
-    """Whether entries next to each other are in different rows, so that few programs would go through all columns."""
+    """Return whether entries next to each other are in different rows, so that few programs would go through all
+    columns.
+    """
     return Tile.of(PlacedProduct(layout, layout)).turned
 
 
 def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> list[tuple[int, Layout]] | None:
-    """The rows of a recipe: the number of a source, and where they lie in it; None if strides do not say where."""
+    """Return the rows of a recipe: the number of a source, and where they lie in it.
+
+    None if strides do not say where.
+    """
     faced = layout.turned() if products.faces == "columns" else layout
     result = []
     for source, row in recipe.rows:

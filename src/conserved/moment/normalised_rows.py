@@ -38,7 +38,7 @@ class RowNorm:
         gradient: Float[Tensor, "rows width"],
         gain: Float[Tensor, " #width"] | None,
     ) -> Float[Tensor, "2 rows"]:
-        """Of every row ε/(s + ε) ⟨y, D⟩, and the sum of the squares of its terms; at least in float32.
+        """Return ε/(s + ε) ⟨y, D⟩ of every row, and the sum of the squares of its terms; at least in float32.
 
         Args:
             x: what was normalised.

@@ -56,7 +56,7 @@ class Moments:
     """The same of the first source."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
-        """μ of one pair of sources.
+        """Return μ of one pair of sources.
 
         Args:
             pair: its place among the pairs that were asked for.
@@ -76,7 +76,10 @@ class Moments:
         return [sums.signed() for part in self.parts for sums in part.sums.values()]
 
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
-        """‖μ‖ of the first pair and the scale of its terms: places of symmetries, and tables with a row for each."""
+        """Return ‖μ‖ of the first pair and the scale of its terms.
+
+        Places of symmetries, and tables with a row for each.
+        """
         places = [] if self.rows is None else [*self.rows.places]
         tables = [] if self.rows is None else [self.rows.table]
         for part in self.parts:
@@ -129,7 +132,7 @@ class Plan:
         return Plan((symmetry,) * count, ((batch,),), dict.fromkeys(symmetry.parameters, symmetry.name), kernels=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and files are of what is planned, and not of programs for the tensors of this process."""
+        """Copy and pickle what is planned, not the programs for tensors of this process."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -234,7 +237,7 @@ class Plan:
         sizes: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Moments:
-        """Moment maps of every symmetry, for pairs of sources.
+        """Return moment maps of every symmetry, for pairs of sources.
 
         Args:
             read: points and directions, or their magnitudes; or a reader that hands out parameters in portions.
@@ -269,7 +272,9 @@ class Plan:
     def _by_kernels(
         self, sources: Sequence[Source], tensors: Sequence[Tensor], pairs: tuple[Pair, ...], wanted: Wanted
     ) -> Moments | None:
-        """All symmetries, read by kernels where they can be; None where there are no kernels, or gradients to follow.
+        """Return all symmetries, read by kernels where they can be.
+
+        None where there are no kernels, or gradients to follow.
 
         `tensors` are those of all parameters that are read, source by source. Identities that act on single rows come
         with the norms of gradients, if every tensor they need can be read.
@@ -315,7 +320,7 @@ class Plan:
         return self._numbers((*self._other_symmetries[0].uses,)).reshape(-1)
 
     def _numbers(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Of parameters and their gradients among all that are read."""
+        """Return the positions of parameters and their gradients among all tensors read."""
         numbers = {name: number for number, name in enumerate(self.needs)}
         first = np.array([numbers[name] for name in names], dtype=np.int64)
         return np.stack((first, first + len(numbers)), -1)
@@ -333,7 +338,7 @@ class Plan:
         wanted: Wanted,
         dtype: torch.dtype | None,
     ) -> Iterator[Part]:
-        """Units of batches that are alike, one after the other."""
+        """Yield units of batches that are alike, one after the other."""
         constants = tuple(source.constant for source in sources)
         first = self.symmetries[units[0][0].members[0]]
         for unit in units:
@@ -346,14 +351,17 @@ class Plan:
             )
             sums = Sums(pairs, wanted.absolute)
             for position, degree in enumerate(units[0][0].degrees):
-                legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in matrices]
+                legs = [_concatenate([legs[position] for legs in source], unit, precision) for source in matrices]
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
                 sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, constants, precision, wanted), degree)
             yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
 
 
-def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
-    """One leg of a few batches as one tensor of (symmetries, n, m); of a single one as it lies, in the type it has."""
+def _concatenate(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
+    """Return one leg of a few batches as one tensor of (symmetries, n, m).
+
+    Of a single one as it lies, in the type it has.
+    """
     if len(unit) == 1:
         return matrices[0]
     parts = (matrix.to(dtype).expand(len(b.members), -1, -1) for matrix, b in zip(matrices, unit, strict=True))

@@ -40,7 +40,7 @@ class Part:
     """By what a reader tells legs apart; sums of legs that it does not tell apart."""
 
     def expanded(self, key: int) -> Sums:
-        """Sums of legs, those that symmetries share repeated for each of them."""
+        """Return sums of legs, those that symmetries share repeated for each of them."""
         sums, size = self.sums[key], len(self.members)
         legs = (sums.plus, sums.minus, sums.scales, sums.columns)
         if all(matrix.shape[1] == size for side in legs for matrix in side):
@@ -96,7 +96,9 @@ class Batched(Protocol):
 
 
 def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtype | None) -> tuple[Part, ...]:
-    """Moment maps of all symmetries of a plan, those of batches that are alike in one part where legs step alike."""
+    """Return moment maps of all symmetries of a plan, those of batches that are alike in one part where legs step
+    alike.
+    """
     names = (*plan.uses,)
     stored = reader.stored(names)
     every = [*chain.from_iterable(stored)]
@@ -130,7 +132,10 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
 
 
 def together(plan: Batched, reader: Present, tensors: PlainTensors, wanted: Wanted) -> tuple[Part, ...]:
-    """The same of tensors that are there and that kernels can read: those of every parameter, one after the other."""
+    """Return the same of tensors that are there and that kernels can read.
+
+    Those of every parameter, one after the other.
+    """
     if not plan.uses:
         return ()
     if not plan.by_kernels_alone:
@@ -205,7 +210,7 @@ class _Reading:
         self._pairs: dict[int, tuple[Pair, ...]] = {}
 
     def add(self, name: str, tensors: ParameterTensors) -> None:
-        """All legs of one parameter: those for kernels wait for others."""
+        """Add all legs of one parameter; those for kernels wait for others."""
         for use in self._plan.uses[name]:
             paired = tensors.paired(linear=use.linear, offset=use.offset)
             self._pairs[paired.key] = paired.pairs
@@ -220,7 +225,7 @@ class _Reading:
                 self._singles += [self._single(leg, paired) for leg in legs]
 
     def read_together(self, reader: Present, tensors: PlainTensors) -> None:
-        """All legs of all parameters, whose tensors follow each other."""
+        """Read all legs of all parameters whose tensors follow each other."""
         plan, pairs = self._plan, reader.pairs
         self._pairs[0] = pairs
         signature = pairs, tensors.types, self._wanted
@@ -266,7 +271,7 @@ class _Reading:
         self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
 
     def _single(self, leg: LegPlace, paired: Paired) -> _Single:
-        """One leg, by PyTorch's own operations."""
+        """Return one leg, by PyTorch's own operations."""
         batch, dtype = self._plan.batches[leg[0]], self._types[leg[0]]
         symmetry, seen = self._plan.symmetries[batch.members[0]], batch.legs[leg[1]]
         degree = symmetry.legs[leg[1]].degree
@@ -279,7 +284,10 @@ class _Reading:
         return _Single(leg, paired.key, sums, columns)
 
     def _program(self, waiting: Sequence[_Waiting], types: Sequence[torch.dtype]) -> PortionProgram:
-        """One leg of batches that are alike makes a block; of a batch without others, all legs that lie alike do."""
+        """Return one leg of batches that are alike makes a block.
+
+        Of a batch without others, all legs that lie alike do.
+        """
         plan = self._plan
         # Results of one block are added up or stacked as a whole. Legs of different layers that are alike must stay
         # apart (a block for each position), those of a single batch are summed anyway (one block for all positions).
@@ -305,7 +313,7 @@ class _Reading:
         return PortionProgram(program, tuple((tuple(legs), key) for _, _, legs, key in blocks.values()))
 
     def parts(self, devices: torch.device | Sequence[torch.device]) -> tuple[Part, ...]:
-        """Everything that was found, put together by segments of batches that are alike and on one device."""
+        """Return everything that was found, put together by segments of batches that are alike and on one device."""
         where = devices if isinstance(devices, torch.device) else (*devices,)
         # The outline depends on which programs ran and which legs were read alone, so it is kept by both.
         programs = (portion.made_by for portion in self._portions)
@@ -359,7 +367,7 @@ class _Reading:
                 yield Segment(members, len(run), tuple(segment_legs))
 
     def _part(self, segment: Segment, blocks: Sequence[Found]) -> Part:
-        """Sums of the legs of some batches that are alike."""
+        """Return sums of the legs of some batches that are alike."""
         size, several = len(segment.members) // segment.batches, segment.batches > 1
         part = Part(segment.members)
         for leg in segment.legs:
@@ -385,7 +393,7 @@ class _Reading:
 
 
 def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Numbers of blocks and rows as segments of rows that follow each other."""
+    """Yield numbers of blocks and rows as segments of rows that follow each other."""
     for (block, _), some in groupby(enumerate(places), lambda item: (item[1][0], item[1][1] - item[0])):
         rows = [row for _, (_, row) in some]
         yield block, rows[0], rows[-1] + 1
@@ -396,14 +404,17 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _side_by_side(parts: Sequence[Tensor], size: int) -> Tensor:
-    """Results of batches of one size; what the members of a batch share is repeated for each."""
+    """Return results of batches of one size; what the members of a batch share is repeated for each."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.expand(-1, size, *part.shape[2:]) for part in parts], 1)
 
 
 def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
-    """Parameters in order, as many at a time as have at most so many entries together; a larger one by itself."""
+    """Return parameters in order, as many at a time as have at most so many entries together.
+
+    A larger one by itself.
+    """
     portions: list[list[str]] = []
     room = -1
     for name, count in entries.items():

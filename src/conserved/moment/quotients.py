@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conserved._torch_compat import foreach_add_, foreach_div, foreach_sqrt
 from conserved.moment import triton_backend
-from conserved.moment.host_copies import sent
+from conserved.moment.host_copies import send_to_device
 from conserved.moment.layouts import PlainTensors
 
 _BLOCK, _BLOCKS = 1024, 8
@@ -26,7 +26,7 @@ _TOGETHER = 4
 def root_quotients(
     tops: Sequence[Float[Tensor, "..."]], squares: Sequence[Float[Tensor, "..."]], shift: float | Tensor
 ) -> list[Float[Tensor, "..."]]:
-    """a/(√b + shift) for pairs of tensors of equal shapes, at least in float32.
+    """Return a/(√b + shift) for pairs of tensors of equal shapes, at least in float32.
 
     Args:
         tops: every a.
@@ -48,13 +48,13 @@ def root_quotients(
 
 
 def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype, shift: float) -> list[Tensor]:
-    """By the addresses of every a, then of every b, all of the second type."""
+    """Return by the addresses of every a, then of every b, all of the second type."""
     from conserved.moment import kernels
 
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))
     programs, places = _programs(sizes, device)
     out = torch.empty(int(places[-1]), device=device)
-    table = sent(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
+    table = send_to_device(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
     with torch.cuda.device_of(out):
         if programs.shape[0]:
             kernels.root_quotients[(programs.shape[0],)](
@@ -74,11 +74,11 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
 
 @lru_cache(maxsize=64)
 def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:
-    """Of every program its pair and its blocks; and where the results of every pair begin, and the last one ends."""
+    """Return the pair and blocks of every program, and where the results of every pair begin and the last one ends."""
     counts = -(-np.array(sizes) // (_BLOCK * _BLOCKS))
     numbers = np.repeat(np.arange(len(sizes)), counts)
     blocks = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-    programs = sent(np.stack((numbers, blocks), -1).astype(np.int32), device)
+    programs = send_to_device(np.stack((numbers, blocks), -1).astype(np.int32), device)
     rounded = -(-np.array(sizes) // _TOGETHER) * _TOGETHER
     return programs, np.concatenate(([0], np.cumsum(rounded)))
 

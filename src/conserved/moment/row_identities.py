@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Wanted, multiplied
+from conserved.moment.forms import Wanted, product_list
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
 from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import placed_rows
@@ -65,7 +65,7 @@ class Norms:
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> Norms | None:
-        """From single numbers."""
+        """Return norms built from single numbers."""
         return Norms(tuple(tensors), torch.stack([*tensors.values()])) if tensors else None
 
 
@@ -95,7 +95,9 @@ class _Program:
     to_sizes: Tensor
 
     def run(self, tensors: PlainTensors) -> Float[Tensor, " sizes"]:
-        """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, ‖G‖ of every gradient, and every ‖θ‖."""
+        """Return ‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, ‖G‖ of every gradient, and every
+        ‖θ‖.
+        """
         where = Addresses.of(tensors)
         sums = torch.empty(self.rows, device=tensors.device, dtype=torch.float64)
         squares = sums.new_empty(3 * self.programs)
@@ -140,10 +142,13 @@ class RowIdentities:
     def products(self, batch: Batch, number: int) -> tuple[PlacedProduct, ...] | None:
         """Return the row products of one leg; None if they cannot be read."""
         layout, products = batch.legs[number].layout, self.symmetries[batch.members[0]].kind.products
-        return None if layout is None else _placed(products, layout, batch.degrees[number])
+        return None if layout is None else _place_products(products, layout, batch.degrees[number])
 
     def sizes(self, tensors: PlainTensors) -> RowSizes:
-        """‖μ(θ, G)‖ of all of them, and what it is held against: of all parameters, then of all of their gradients."""
+        """Return ‖μ(θ, G)‖ of all of them, and what it is held against.
+
+        Of all parameters, then of all of their gradients.
+        """
         count, many = len(self.places), len(self.names)
         program = self.programs.get((tensors.device, tensors.types))
         if program is None:
@@ -186,7 +191,7 @@ class _Sparse:
         self._parts.append(tuple(part.reshape(-1) for part in np.broadcast_arrays(rows, columns, value)))
 
     def put(self, other: _Sparse, row: int, column: int) -> None:
-        """Another matrix, with its upper left corner here."""
+        """Add another matrix, with its upper left corner here."""
         self._parts += [(rows + row, columns + column, values) for rows, columns, values in other._parts]
 
     def matrix(self, width: int, device: torch.device) -> Tensor:
@@ -295,7 +300,7 @@ class _Drafting:
             and (name, shift) in self._whole
         ):
             return [reading.as_one() for reading in self._whole[name, shift]]
-        result = [self._read(name, part, shift) for part in _cut(product)]
+        result = [self._read(name, part, shift) for part in _cut_rows(product)]
         if layout == product.second and sum(reading.entries for reading in result) == entries:
             self._gradients.setdefault(name, result)
             if not product.lifted:
@@ -330,9 +335,12 @@ class _Drafting:
         return _Reading(sums.size * layout.count("columns"), sums, launch, programs)
 
 
-def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedProduct, ...] | None:
-    """What `forms` multiplies of a leg for the pair (θ, G), a row of θ first; None if strides do not say where."""
-    recipe = multiplied(products, ((0, 1),), degree, Wanted())
+def _place_products(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedProduct, ...] | None:
+    """Return what `forms` multiplies of a leg for the pair (θ, G), a row of θ first.
+
+    None if strides do not say where.
+    """
+    recipe = product_list(products, ((0, 1),), degree, Wanted())
     if not isinstance(products, RowProducts) or not recipe.rows or recipe.whole:
         return None
     rows = placed_rows(products, recipe, layout)
@@ -346,7 +354,7 @@ def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedP
     return tuple(placed)
 
 
-def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:
+def _cut_rows(product: PlacedProduct) -> Iterator[PlacedProduct]:
     """Yield the same product in parts that programs go through quickly.
 
     A sum over all entries has each of them as a row of its own: they are read as rows that are long. Where rows lie
@@ -370,7 +378,7 @@ def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:
 
 
 def _part(product: PlacedProduct, begin: int, rows: Axes, columns: Axes) -> PlacedProduct:
-    """Rows and columns of a product, from an entry on."""
+    """Return rows and columns of a product, from an entry on."""
     first, second = (
         replace(layout, offset=layout.offset + begin, rows=rows, columns=columns)
         for layout in (product.first, product.second)

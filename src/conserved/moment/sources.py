@@ -77,7 +77,7 @@ class Reader(Protocol):
     """Whether kernels may read the tensors together."""
 
     def stored(self, names: Sequence[str]) -> Sequence[Sequence[Tensor]]:
-        """Of each parameter, tensors of the types and on the device it will be read in; values are not asked for.
+        """Return, for each parameter, tensors of the types and device it will be read in; values are not read.
 
         Args:
             names: the parameters.
@@ -121,11 +121,11 @@ class Present:
     kernels: bool = True
 
     def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """As they are."""
+        """Return the tensors unchanged."""
         return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
     def read(self, names: Sequence[str]) -> Iterator[ParameterTensors]:
-        """One after the other."""
+        """Yield one after the other."""
         constants = tuple(source.constant for source in self.sources)
         return (_Whole(Paired(tensors, constants, self.pairs), made=False) for tensors in self.stored(names))
 
@@ -142,11 +142,11 @@ class Gathered:
     kernels: bool = False
 
     def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """As they are, in pieces."""
+        """Return the tensors unchanged, in pieces."""
         return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
     def read(self, names: Sequence[str]) -> Iterator[ParameterTensors]:
-        """Gathered as they are asked for."""
+        """Yield gathered as they are asked for."""
         for name in names:
             given = [source.tensors[name] for source in self.sources]
             tensors = tuple(map(whole, given))

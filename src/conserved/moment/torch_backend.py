@@ -33,7 +33,9 @@ class TorchBackend(Backend):
     """Row products and outer products of tensors, by PyTorch's own operations."""
 
     def faced(self, legs: Sequence[Tensor], faces: str) -> list[Tensor]:
-        """Rows as they are, columns as rows, or all entries as one row, in the order in which the first are stored."""
+        """Return rows as they are, columns as rows, or all entries as one row, in the order in which the first are
+        stored.
+        """
         if faces == "rows":
             return [*legs]
         if faces == "columns":
@@ -42,13 +44,13 @@ class TorchBackend(Backend):
         return [(leg.mT if turned else leg).flatten(-2).unsqueeze(-2) for leg in legs]
 
     def row_of_units(self, leg: Tensor, unit: int, row: int) -> Tensor:
-        """One row of every unit."""
+        """Return one row of every unit."""
         return leg if unit == 1 else leg.unflatten(-2, (-1, unit))[..., row, :]
 
     def row_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
     ) -> Found:
-        """Σ_j a_ij b_ij for every row i and every pair of legs."""
+        """Return Σ_j a_ij b_ij for every row i and every pair of legs."""
         first = legs[0]
         if first.shape[-2] == 1 and first.numel() > _STRIPE**2 and not sizes:
             return _dots(legs, pairs, dtype), None
@@ -68,7 +70,10 @@ class TorchBackend(Backend):
         return stack([product.sum(-1) for product in products]), stack([*map(_square, products)]) if sizes else None
 
     def row_totals(self, leg: Tensor, dtype: torch.dtype, *, sizes: bool = False) -> Found:
-        """Σ_j b_ij for every row i of a leg; on a GPU by a kernel, where PyTorch would convert all of it first."""
+        """Return Σ_j b_ij for every row i of a leg.
+
+        On a GPU by a kernel, where PyTorch would convert all of it first.
+        """
         result = triton_backend.row_totals(leg) if dtype == torch.float64 and not leg.requires_grad else None
         if result is not None:
             return result
@@ -98,18 +103,18 @@ TORCH = TorchBackend()
 
 
 def row_dots(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n"]:
-    """Σ_j a_ij b_ij for every row i."""
+    """Return Σ_j a_ij b_ij for every row i."""
     return TORCH.row_products([a, b], [(0, 1)], torch.promote_types(a.dtype, b.dtype))[0][0]
 
 
 def column_bounds(legs: Sequence[Float[Tensor, "*batch n m"]], dtype: torch.dtype) -> Float[Tensor, "legs *batch m"]:
-    """Upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
+    """Return upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
     squares, _ = TORCH.row_products([leg.mT for leg in legs], [(k, k) for k in range(len(legs))], dtype)
     return (legs[0].shape[-2] * squares).sqrt()
 
 
 def in_cache(like: Shaped[Tensor, "..."]) -> bool:
-    """Whether work is best cut into slices that fit a cache (processors) or into few launches (other devices)."""
+    """Return whether to cut work into slices that fit a cache (CPU) instead of few launches (GPU)."""
     return like.device.type == "cpu"
 
 
@@ -150,7 +155,7 @@ def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype
 def _column_sums(
     legs: Sequence[Float[Tensor, "*batch m n"]], pairs: Sequence[Pair], dtype: torch.dtype
 ) -> list[Float[Tensor, "*batch n"]]:
-    """Σ_k a_kj b_kj, accumulated entry by entry over slices of stored rows and summed at the end.
+    """Return Σ_k a_kj b_kj, accumulated entry by entry over slices of stored rows and summed at the end.
 
     Each thread keeps to its own rows of the accumulator until the end. Summing every product at once would make each
     read what another core has just written, which takes twice as long.
@@ -175,7 +180,7 @@ def _column_sums(
 def _device_grams(
     legs: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[Pair], dtype: torch.dtype, *, across: bool
 ) -> list[Float[Tensor, "*batch n"]]:
-    """As few launches as there can be: where rows lie in memory one after the other, all pairs are one product."""
+    """Use as few launches as possible: where rows are contiguous, all pairs are one product."""
     if across:
         sums: list[Tensor] = []
         for here in _slices(legs, -1, pairs, dtype):
@@ -193,7 +198,7 @@ def _device_grams(
 def _dots(
     legs: Sequence[Float[Tensor, "*batch 1 m"]], pairs: Sequence[Pair], dtype: torch.dtype
 ) -> Float[Tensor, " pairs *batch 1"]:
-    """Σ_j a_j b_j, slice by slice."""
+    """Return Σ_j a_j b_j, slice by slice."""
     totals: list[Tensor] = []
     for here in _slices(legs, -1, pairs, dtype):
         products = [(here[i] @ here[j].mT)[..., 0] for i, j in pairs]

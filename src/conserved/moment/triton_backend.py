@@ -60,7 +60,7 @@ def available(device: torch.device) -> bool:
 
 
 def readable(tensors: Sequence[Tensor]) -> PlainTensors | None:
-    """Tensors that kernels can read; None for others."""
+    """Return tensors that kernels can read; None for others."""
     plain = PlainTensors.of(tensors)
     return plain if plain is not None and TYPES.issuperset(plain.types) and available(plain.device) else None
 
@@ -75,7 +75,9 @@ def takes(products: Products, layout: Layout | None, n: int) -> bool:
 
 
 def row_totals(leg: Float[Tensor, "*batch n m"]) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, " *batch"]] | None:
-    """Σ_j b_ij for every row i of a leg in float64, and the sum of all squares; None where kernels do not read it.
+    """Return Σ_j b_ij for every row i of a leg in float64, and the sum of all squares.
+
+    None where kernels do not read it.
 
     To convert it first would take longer than the sums.
     """
@@ -118,7 +120,7 @@ class KernelCall:
     def of(
         kernel: str, programs: int, count: int, layout: Layout, tile: Tile, constants: Mapping[str, Any]
     ) -> KernelCall:
-        """With what the layout and the tile say."""
+        """Return a call with the options that the layout and the tile imply."""
         strides: list[int] = []
         for outer, inner in (layout.batch, layout.rows, layout.columns):
             strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
@@ -176,7 +178,10 @@ def row_products(
 def outer_products(
     count: int, layout: Layout, types: Sequence[torch.dtype], tile: Tile, *, sizes: bool = False
 ) -> KernelCall:
-    """The same for A Bᵀ of two factors of at most `LARGEST` rows; sizes are Σ_k ‖a_:k‖² ‖b_:k‖², one for each."""
+    """Return the same for A Bᵀ of two factors of at most `LARGEST` rows.
+
+    Sizes are Σ_k ‖a_:k‖² ‖b_:k‖², one for each.
+    """
     from conserved.moment import kernels
 
     rows = layout.count("rows")

@@ -77,7 +77,7 @@ class Figure:
     section: Section = "papers"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON and the run store."""
+        """Return plain data, for JSON and the run store."""
         return record_of(self, "code title caption alt data layout findings table section")
 
 
@@ -99,7 +99,7 @@ def line(
     legend: bool = True,
     marks: bool = False,
 ) -> dict[str, Any]:
-    """One curve in a panel."""
+    """Return one curve in a panel."""
     drawn_as = {"color": color, "width": width, "dash": dash}
     mode = "lines+markers" if marks else "lines"
     return _curve(name, panel, x=list(x), y=list(y), mode=mode, showlegend=legend, line=drawn_as, opacity=opacity)

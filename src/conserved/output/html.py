@@ -28,7 +28,7 @@ MOST = 20
 
 
 def panel(*parts: str) -> str:
-    """Parts one below the other."""
+    """Return parts one below the other."""
     return f'<div style="font-size:14px;line-height:1.45;max-width:72em;overflow-x:auto">{"".join(parts)}</div>'
 
 
@@ -38,8 +38,8 @@ def paragraph(text: str, *, quiet: bool = False) -> str:
     return f'<p style="{style}">{escape(text)}</p>'
 
 
-def preformatted(text: str) -> str:
-    """Text whose columns are aligned, in lines that scroll and do not wrap."""
+def preformat(text: str) -> str:
+    """Return text whose columns are aligned, in lines that scroll and do not wrap."""
     return f'<pre style="margin:.35em 0;background:none;line-height:1.35">{escape(printable(text, lines=True))}</pre>'
 
 
@@ -60,7 +60,9 @@ def table(
     wraps: int | None = None,
     raw: int | None = None,
 ) -> str:
-    """A table of texts; `numbers` are columns set to the right, `wraps` is the one whose lines may be broken, and the
+    """Return a table of texts.
+
+    `numbers` are columns set to the right, `wraps` is the one whose lines may be broken, and the
     column `raw` is markup already."""
     head = _row("th", [escape(name) for name in heads], numbers, wraps)
     body = "".join(
@@ -83,7 +85,10 @@ def _row(tag: str, contents: Sequence[str], numbers: Sequence[int], wraps: int |
 
 
 def spectrum(values: Sequence[float], *, width: int = 120, height: int = 26) -> str:
-    """Singular values as a small picture: a bar each, logarithmic over twelve decades, in the colour of the text."""
+    """Return singular values as a small picture.
+
+    A bar each, logarithmic over twelve decades, in the colour of the text.
+    """
     largest = max((value for value in values if math.isfinite(value)), default=0.0)
     if largest <= 0:
         return ""

@@ -32,7 +32,7 @@ def paragraphs(text: str) -> list[TextLine]:
     return [TextLine(line.lstrip(" "), len(line) - len(line.lstrip(" "))) for line in text.splitlines()]
 
 
-def wrapped(line: TextLine, width: int) -> list[str]:
+def wrap(line: TextLine, width: int) -> list[str]:
     """Return one paragraph as lines of at most `width` columns, with control characters escaped."""
     blanks, text = " " * line.indent, printable(line.text)
     if len(text) + line.indent <= width:
@@ -40,9 +40,9 @@ def wrapped(line: TextLine, width: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=blanks, subsequent_indent=blanks, break_on_hyphens=False)
 
 
-def joined(lines: Iterable[TextLine], width: int = WIDTH) -> str:
+def join_lines(lines: Iterable[TextLine], width: int = WIDTH) -> str:
     """Return lines as plain text, wrapped at `width` columns."""
-    return "\n".join(text for line in lines for text in wrapped(line, width))
+    return "\n".join(text for line in lines for text in wrap(line, width))
 
 
 def columns(

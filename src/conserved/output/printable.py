@@ -20,10 +20,10 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if lines and c == "\n" else _escaped(c) for c in text)
+    return "".join(c if lines and c == "\n" else _escape(c) for c in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if unicodedata.category(character) not in _INVISIBLE:
         return character
     return ascii(character)[1:-1]

@@ -18,4 +18,4 @@ class PrintableResult:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        return html.panel(html.preformatted(self.summary()))
+        return html.panel(html.preformat(self.summary()))

@@ -10,7 +10,7 @@ from rich.console import ConsoleOptions, ConsoleRenderable, RenderableType, Rend
 from rich.segment import Segment
 from rich.text import Text
 
-from conserved.output.lines import TextLine, wrapped
+from conserved.output.lines import TextLine, wrap
 from conserved.output.printable import printable
 
 
@@ -44,5 +44,5 @@ class Console(rich.console.Console):
     def print_lines(self, lines: Iterable[TextLine]) -> None:
         """Print lines of a result in their styles, wrapped at the width of the terminal."""
         for line in lines:
-            for text in wrapped(line, self.width):
+            for text in wrap(line, self.width):
                 self.print(Text(text, style=line.style), soft_wrap=True)

@@ -11,9 +11,9 @@ for _package in ("jinja2", "markupsafe", "latex2mathml"):
     require(_package, "A report")
 
 from conserved.report.contents import Contents, NoSuchRunError, NotAStoreError, read
-from conserved.report.page import UnwritableError, rendered, written
+from conserved.report.page import UnwritableError, render, write_page
 from conserved.report.summary import result_title
-from conserved.store.store_file import undamaged
+from conserved.store.store_file import report_damage
 
 __all__ = ["Contents", "NoSuchRunError", "NotAStoreError", "UnwritableError", "live_report", "write_report"]
 
@@ -47,9 +47,9 @@ def write_report(
     """
     contents = read(store, runs)
     shown_command = command or f"conserved report {Path(store).name} -o {Path(output).name}"
-    with undamaged(Path(store)):
-        page = rendered(contents, title=title or result_title(contents), command=shown_command)
-    written(page, output)
+    with report_damage(Path(store)):
+        page = render(contents, title=title or result_title(contents), command=shown_command)
+    write_page(page, output)
     return contents
 
 
@@ -68,7 +68,7 @@ def live_report(store: str | Path, every: float) -> str:
         FileNotFoundError: there is no such file.
     """
     contents = read(store, ())
-    with undamaged(Path(store)):
-        return rendered(
+    with report_damage(Path(store)):
+        return render(
             contents, title=result_title(contents), command=f"conserved watch {Path(store).name}", refresh=every
         )

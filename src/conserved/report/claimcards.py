@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from conserved.report.mathematics import typeset
-from conserved.report.numerals import shown
+from conserved.report.numerals import format_number
 from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
@@ -52,7 +52,10 @@ COLUMNS = ("proved", "verified", "answered", "false", "gap", "overclaim", "slip"
 
 
 def tally(cards: Sequence[ClaimCard]) -> ReportTable | None:
-    """The sources' statements and ours apart, by verdict; errors that fall with another one are counted with it."""
+    """Return the sources' statements and ours apart, by verdict.
+
+    Errors that fall with another one are counted with it.
+    """
     counted = [card for card in cards if not (card.under and card.status is Status.REFUTED)]
     used = [name for name in COLUMNS if any(_column(card) == name for card in counted)]
     rows = []
@@ -74,7 +77,7 @@ def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
     """Return a card from an outcome's record."""
     evidence = [(item.get("what", ""), item.get("value"), item.get("limit")) for item in content.get("evidence") or ()]
     witness = content.get("witness") or {}
-    values = [(str(name), shown(value)) for name, value in (witness.get("values") or {}).items()]
+    values = [(str(name), format_number(value)) for name, value in (witness.get("values") or {}).items()]
     seconds = content.get("seconds")
     texts: dict[str, Any] = {name: str(content.get(name) or "") for name in _TEXTS}
     return ClaimCard(

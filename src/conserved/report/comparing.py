@@ -22,7 +22,9 @@ class RunComparison:
 
 
 def comparison(runs: Sequence[Digest]) -> RunComparison:
-    """A row for every run, and a plot for every family of laws that two of them have, those that differ most first."""
+    """Return a row for every run, and a plot for every family of laws that two of them have, those that differ most
+    first.
+    """
     families = dict.fromkeys(family for run in runs for family in run.errors)
     shared = [family for family in families if sum(family in run.errors for run in runs) > 1]
     drawn = sorted(shared, key=lambda family: -_spread(runs, family))[:_FAMILIES_DRAWN]
@@ -42,7 +44,7 @@ def comparison(runs: Sequence[Digest]) -> RunComparison:
 
 
 def _spread(runs: Sequence[Digest], family: str) -> float:
-    """How many powers of ten the runs' last errors are apart."""
+    """Return how many powers of ten the runs' last errors are apart."""
     ends = [run.errors[family][-1] for run in runs if run.errors.get(family)]
     known = [math.log10(end) for end in ends if end > 0 and math.isfinite(end)]
     return max(known) - min(known) if known else 0.0

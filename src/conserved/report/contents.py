@@ -23,7 +23,7 @@ from conserved.report.plot import Plot, from_document
 from conserved.report.watched import RunSection, run_section
 from conserved.store import RunStore
 from conserved.store.run_digest import digest
-from conserved.store.store_file import undamaged
+from conserved.store.store_file import report_damage
 
 T = TypeVar("T")
 
@@ -79,19 +79,19 @@ class Contents:
         return not (self.laws or self.figures or self.runs or self.claims or self.audits or self.attention)
 
     def counts(self) -> dict[str, int]:
-        """How many of each there are."""
+        """Return how many of each there are."""
         names = ("laws", "figures", "runs", "claims", "audits", "attention")
         return {name: len(getattr(self, name)) for name in names} | {"trajectories": self.trajectories}
 
 
 def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
-    """The contents of a store, or of it the `runs` that are named; NoSuchRunError if one is not there.
+    """Return the contents of a store, or of it the `runs` that are named; NoSuchRunError if one is not there.
 
     NotAStoreError or FileNotFoundError where there is no store, BrokenStoreError where it is damaged.
     """
     path = Path(path)
     known = check(path)
-    with undamaged(path), RunStore(path) as store, store.snapshot():
+    with report_damage(path), RunStore(path) as store, store.snapshot():
         known_runs = store.runs() if "run" in known else []
         missing = [name for name in runs if name not in known_runs]
         if missing:
@@ -102,11 +102,11 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
         digests = {name: digest(store, name) for name in chosen[-MOST_RUNS:]}
         return Contents(
             store=path.name,
-            written=_written(store, known),
-            found=_found(_each(store, "demo", lambda name, content: (name, content), left_out)),
+            written=_latest_time(store, known),
+            found=_demo_lines(_each(store, "demo", lambda name, content: (name, content), left_out)),
             laws=_each(store, "laws", law_section, left_out),
             figures=_each(store, "figure", from_document, left_out),
-            runs=tuple(_shaped("run", digests, lambda name: run_section(digests[name]), left_out)),
+            runs=tuple(_shape("run", digests, lambda name: run_section(digests[name]), left_out)),
             claims=_each(store, "claim", claim_card, left_out),
             audits=_each(store, "audit", audit_section, left_out),
             attention=_each(store, "attention", attention_section, left_out),
@@ -124,10 +124,10 @@ from run order by started, id"""
 
 
 def listing(path: str | Path) -> dict[str, Any]:
-    """The runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
+    """Return the runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
     path = Path(path)
     known = check(path)
-    with undamaged(path), RunStore(path) as store, store.snapshot():
+    with report_damage(path), RunStore(path) as store, store.snapshot():
         rows = store.select(_LISTING) if "run" in known else []
         runs = [
             {**dict(zip(("name", "started", "steps", "laws"), row, strict=True)), "alarms": len(store.defects(row[0]))}
@@ -161,13 +161,13 @@ def check(path: Path) -> set[str]:
 def _each(
     store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left_out: list[LeftOut]
 ) -> tuple[T, ...]:
-    """The documents of a kind as sections."""
+    """Return the documents of a kind as sections."""
     documents = store.documents_as_text(kind)
-    return tuple(_shaped(kind, documents, lambda name: shape(name, json.loads(documents[name])), left_out))
+    return tuple(_shape(kind, documents, lambda name: shape(name, json.loads(documents[name])), left_out))
 
 
-def _shaped(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out: list[LeftOut]) -> list[T]:
-    """Records as sections; one that is damaged or of another version is named and does not sink the rest."""
+def _shape(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out: list[LeftOut]) -> list[T]:
+    """Return records as sections; one that is damaged or of another version is named and does not sink the rest."""
     items: list[T] = []
     for name in names:
         try:
@@ -177,13 +177,13 @@ def _shaped(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out
     return items
 
 
-def _found(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[str, ...]:
+def _demo_lines(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[str, ...]:
     headline = dict(documents).get("summary", {}).get("headline") or ()
     return tuple(str(sentence) for sentence in headline)
 
 
-def _written(store: RunStore, known: set[str]) -> str:
-    """The moment of the latest record, as far as the store knows."""
+def _latest_time(store: RunStore, known: set[str]) -> str:
+    """Return the moment of the latest record, as far as the store knows."""
     columns = {"document": "written", "step": "written", "run": "started"}
     moments = [
         store.select(f"select max({column}) from {table}")[0][0] for table, column in columns.items() if table in known

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from conserved.report.scales import Scale, scale_of
-from conserved.report.svg_elements import letters, number, path, shortened, width_of, words
+from conserved.report.svg_elements import letters, number, path, shorten, width_of, words
 from conserved.report.traces import Shade, heat_of, shades, trace_marks
 
 WIDE, SMALL, NARROW = 840, 450, 340
@@ -33,7 +33,7 @@ class Panel:
     """Left, top, width and height of the whole panel, with everything that is written beside it."""
 
 
-def drawn(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], *, small: bool) -> Markup:
+def draw(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], *, small: bool) -> Markup:
     """Return a plot for wide and for narrow places; a style sheet decides which is shown."""
     wide = _figure(data, layout, SMALL if small else WIDE, "wide", small=small)
     return Markup(wide + _figure(data, layout, NARROW, "narrow", small=small))
@@ -119,7 +119,7 @@ def _legend(coloured: Sequence[tuple[Mapping[str, Any], Shade]], width: int) -> 
         return "", 0.0
     x, y, drawn_names = 4.0, 12.0, list[str]()
     for name, shade in named.items():
-        label = shortened(name, width - 40.0)
+        label = shorten(name, width - 40.0)
         wide = width_of(label) + 38
         if x + wide > width and x > 4:
             x, y = 4.0, y + _ROW
@@ -139,7 +139,7 @@ def _panel(panel: Panel, layout: Mapping[str, Any]) -> str:
     inner_right = left + wide - 12
     x = replace(x, start=inner_left, end=inner_right)
     ticks = x.ticks(panel.x)
-    turned = _turned(x, ticks)
+    turned = _labels_collide(x, ticks)
     longest = min(max((width_of(text, 11.0) for _, text in ticks), default=0.0), 150.0)
     below = (longest * 0.62 + 20 if turned else 20) + (18 if x_title else 0)
     over = 22 if panel.title else 8
@@ -170,8 +170,8 @@ def _scales(panel: Panel) -> tuple[Scale, Scale]:
             across += columns
             up += rows
             continue
-        across += _listed(trace.get("x"))
-        up += _listed(trace.get("y"))
+        across += _as_list(trace.get("x"))
+        up += _as_list(trace.get("y"))
         if trace.get("type") == "bar":
             zero["x" if trace.get("orientation") == "h" else "y"] = True
     x = scale_of(across, panel.x, zero=zero["x"])
@@ -185,7 +185,7 @@ def _scales(panel: Panel) -> tuple[Scale, Scale]:
     return x, y
 
 
-def _listed(values: Any) -> list[Any]:
+def _as_list(values: Any) -> list[Any]:
     return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else []
 
 
@@ -194,7 +194,7 @@ def _axis_title(axis: Mapping[str, Any]) -> str:
     return str(title.get("text") or "") if isinstance(title, Mapping) else str(title or "")
 
 
-def _turned(x: Scale, ticks: Sequence[tuple[float, str]]) -> bool:
+def _labels_collide(x: Scale, ticks: Sequence[tuple[float, str]]) -> bool:
     """Return whether labels would run into each other."""
     if len(ticks) < 2:
         return False
@@ -203,7 +203,7 @@ def _turned(x: Scale, ticks: Sequence[tuple[float, str]]) -> bool:
 
 
 def _frame(panel: Panel, x: Scale, y: Scale, ticks: Sequence[tuple[float, str]], *, turned: bool, room: float) -> str:
-    """Grid, ticks and their labels."""
+    """Return grid, ticks and their labels."""
     elements = [
         path(
             f"M{number(x.start)},{number(y.end)}H{number(x.end)}V{number(y.start)}H{number(x.start)}Z", "", kind="frame"
@@ -214,15 +214,15 @@ def _frame(panel: Panel, x: Scale, y: Scale, ticks: Sequence[tuple[float, str]],
         elements.append(path(f"M{number(coordinate)},{number(y.end)}V{number(y.start)}", "", kind="grid"))
         if turned:
             elements.append(
-                words(coordinate + 4, y.start + 14, shortened(text, 150.0, 11.0), anchor="end", kind="tick", turn=-38.0)
+                words(coordinate + 4, y.start + 14, shorten(text, 150.0, 11.0), anchor="end", kind="tick", turn=-38.0)
             )
         else:
             elements.append(
-                words(coordinate, y.start + 15, shortened(text, max(apart, 30.0), 11.0), anchor="middle", kind="tick")
+                words(coordinate, y.start + 15, shorten(text, max(apart, 30.0), 11.0), anchor="middle", kind="tick")
             )
     for coordinate, text in y.ticks(panel.y):
         elements.append(path(f"M{number(x.start)},{number(coordinate)}H{number(x.end)}", "", kind="grid"))
-        elements.append(words(x.start - 6, coordinate + 4, shortened(text, room, 11.0), anchor="end", kind="tick"))
+        elements.append(words(x.start - 6, coordinate + 4, shorten(text, room, 11.0), anchor="end", kind="tick"))
     return f"<g>{''.join(elements)}</g>"
 
 
@@ -231,7 +231,7 @@ def _apart(ticks: Sequence[tuple[float, str]]) -> float:
 
 
 def _notes(layout: Mapping[str, Any], x: Scale, y: Scale, *, first: bool) -> str:
-    """Annotations at places of the data, in the first panel."""
+    """Return annotations at places of the data, in the first panel."""
     elements = []
     for note in (layout.get("annotations") or ()) if first else ():
         if not isinstance(note, Mapping) or "paper" in (note.get("xref"), note.get("yref")):

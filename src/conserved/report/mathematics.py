@@ -27,11 +27,11 @@ _LONGEST = 4000
 
 def typeset(latex: str, *, display: bool = True) -> Markup:
     """Return a formula as MathML with its source as a label; the escaped source itself where it is not understood."""
-    mathml = _converted(latex, display)
+    mathml = _convert(latex, display)
     return Markup("<code class='latex'>{}</code>").format(latex) if mathml is None else mathml
 
 
-def _converted(latex: str, display: bool) -> Markup | None:
+def _convert(latex: str, display: bool) -> Markup | None:
     from latex2mathml.converter import convert
 
     if not latex.strip() or len(latex) > _LONGEST:

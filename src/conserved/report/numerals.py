@@ -9,13 +9,13 @@ from typing import Any
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def raised(exponent: int) -> str:
+def superscript(exponent: int) -> str:
     """Return an exponent in small digits."""
     return str(exponent).translate(_RAISED)
 
 
 def numeral(value: Any, digits: int = 3) -> str:
-    """Three significant digits, powers of ten written out, a dash for what is not there; text as it is."""
+    """Return three significant digits, powers of ten written out, a dash for what is not there; text as it is."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -35,15 +35,15 @@ def numeral(value: Any, digits: int = 3) -> str:
         text = f"{value:,.0f}" if "e" in text or abs(value) >= 1000 else text
         return text.replace("-", "−")
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return f"{mantissa}×10{raised(int(exponent))}".replace("-", "−", 1)
+    return f"{mantissa}×10{superscript(int(exponent))}".replace("-", "−", 1)
 
 
-def shown(value: Any, longest: int = 400) -> str:
-    """Plain data in one line: numbers as numerals, lists with brackets, cut where nobody reads on."""
+def format_number(value: Any, longest: int = 400) -> str:
+    """Return plain data in one line: numbers as numerals, lists with brackets, cut where nobody reads on."""
     if isinstance(value, list | tuple):
-        text = "[" + ", ".join(shown(item) for item in value) + "]"
+        text = "[" + ", ".join(format_number(item) for item in value) + "]"
     elif isinstance(value, dict):
-        text = ", ".join(f"{key}: {shown(item)}" for key, item in value.items())
+        text = ", ".join(f"{key}: {format_number(item)}" for key, item in value.items())
     else:
         text = numeral(value, digits=6)
     return text if len(text) <= longest else text[:longest] + "…"
@@ -53,7 +53,7 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"<>|]+){2,}[/\\]?")
 
 
 def without_folders(value: Any) -> Any:
-    """Plain data in which every absolute path is its last part alone: a report travels, the machine does not."""
+    """Return plain data in which every absolute path is its last part alone: a report travels, the machine does not."""
     if isinstance(value, str):
         return _PATH.sub(_last, value)
     if isinstance(value, dict):

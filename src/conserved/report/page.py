@@ -20,7 +20,7 @@ from conserved.report.claimcards import tally
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
-from conserved.report.summary import alarms_first, findings, headlines, hero, verdict_line
+from conserved.report.summary import alarms_first, findings, headlines, hero, tile_columns, verdict_line
 from conserved.report.table import ReportTable
 
 SECTIONS = {
@@ -44,7 +44,7 @@ class Anchors:
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
-        """The identifier of a name, the same every time."""
+        """Return the identifier of a name, the same every time."""
         if name not in self._known:
             stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "item"
             taken = set(self._known.values())
@@ -53,8 +53,8 @@ class Anchors:
         return self._known[name]
 
 
-def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
-    """The page as text; with `refresh`, a browser loads it again after as many seconds."""
+def render(contents: Contents, *, title: str, command: str, refresh: float = 0.0) -> str:
+    """Return the page as text; with `refresh`, a browser loads it again after as many seconds."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -76,13 +76,15 @@ def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0
     figures: dict[str, list[Plot]] = {heading: [] for heading in SECTIONS.values()}
     for plot in contents.figures:
         figures[SECTIONS.get(plot.section, SECTIONS[""])].append(plot)
+    shown = headlines(contents)
     return environment.get_template("page.html.j2").render(
         contents=contents,
         title=title,
         command=command,
         refresh=refresh,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        headlines=headlines(contents),
+        headlines=shown,
+        tile_columns=tile_columns(len(shown)),
         verdict_line=verdict_line(contents),
         findings=findings(contents),
         hero=hero(contents),
@@ -97,13 +99,13 @@ def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0
 
 
 def breakable(cell: object) -> Markup:
-    """A cell whose long dotted names may break after a dot and nowhere else."""
+    """Return a cell whose long dotted names may break after a dot and nowhere else."""
     text = str(escape(cell))
     return Markup(re.sub(r"[\w.\[\]]{20,}", lambda name: re.sub(r"([._])(?=[a-z])", r"\1<wbr>", name[0]), text))
 
 
 def in_numbers(plot: Plot) -> ReportTable:
-    """A plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
+    """Return a plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
     if plot.table is not None:
         return plot.table
     rows = []
@@ -122,7 +124,7 @@ def _flat(values: Any) -> Iterator[float]:
         yield float(values)
 
 
-def written(text: str, output: str | Path) -> Path:
+def write_page(text: str, output: str | Path) -> Path:
     """Put the page in its place, whole or not at all; what was there before stays until then."""
     path = Path(output)
     if path.is_dir():

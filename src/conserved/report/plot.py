@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from conserved.report.drawing import drawn
+from conserved.report.drawing import draw
 from conserved.report.table import ReportTable
 
 TRACES = ("scatter", "bar", "heatmap")
@@ -45,7 +45,7 @@ class Plot:
 
     def drawing(self) -> Markup:
         """Return the plot as SVG, for wide places and for narrow ones."""
-        return drawn(self.data, self.layout, small=self.small)
+        return draw(self.data, self.layout, small=self.small)
 
 
 def from_document(name: str, content: Mapping[str, Any]) -> Plot:
@@ -84,7 +84,7 @@ def axes(x: str, y: str, *, log: bool = False, **layout: Any) -> dict[str, Any]:
 
 
 def trace(kind: str, name: str, x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any]:
-    """Lines or markers through points, bars, or a heatmap."""
+    """Return lines or markers through points, bars, or a heatmap."""
     drawn_as = {"type": "scatter", "mode": kind} if kind in ("lines", "markers") else {"type": kind}
     return {**drawn_as, "name": name, "x": list(x), "y": list(y), **options}
 

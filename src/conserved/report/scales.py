@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.report.numerals import raised
+from conserved.report.numerals import superscript
 
 Tick = tuple[float, str]
 """A place along the axis, and what is written there."""
@@ -110,7 +110,7 @@ def _number(value: Any) -> float | None:
 
 
 def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten between two numbers, about so many."""
+    """Return multiples of 1, 2 or 5 times a power of ten between two numbers, about so many."""
     span = abs(high - low)
     unit = 10.0 ** math.floor(math.log10(span / about))
     step = min((unit * times for times in (1, 2, 5, 10)), key=lambda size: abs(span / size - about))
@@ -120,7 +120,7 @@ def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int = 7) -> list[float]:
-    """Whole powers of ten; where fewer than two fit, 2 and 5 times them as well."""
+    """Return whole powers of ten; where fewer than two fit, 2 and 5 times them as well."""
     first, last = sorted((low, high))
     exponents = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
     if len(exponents) >= 2:
@@ -136,7 +136,7 @@ def _decades(low: float, high: float, most: int = 7) -> list[float]:
 
 def _power(exponent: float) -> str:
     rounded = round(exponent)
-    return {0: "1", 1: "10"}.get(rounded, f"10{raised(rounded)}")
+    return {0: "1", 1: "10"}.get(rounded, f"10{superscript(rounded)}")
 
 
 def _between(exponent: float) -> str:
@@ -145,7 +145,7 @@ def _between(exponent: float) -> str:
     if 1e-3 <= value < 1e4:
         return f"{value:.3g}"
     exponent_floor = math.floor(exponent + 1e-9)
-    return f"{value / 10.0**exponent_floor:.0f}×10{raised(exponent_floor)}"
+    return f"{value / 10.0**exponent_floor:.0f}×10{superscript(exponent_floor)}"
 
 
 def _plain(value: Any) -> str:

@@ -12,6 +12,8 @@ from conserved.report.plot import Plot
 from conserved.verdict import Status
 
 MOST_FINDINGS = 4
+MOST_TILES = 5
+"""The most tiles that have room in one row."""
 """Sentences of the first screen; a reader who wants more scrolls."""
 
 
@@ -29,7 +31,7 @@ class Headline:
 
 
 def headlines(contents: Contents) -> tuple[Headline, ...]:
-    """One for every kind of record that is there."""
+    """Return one for every kind of record that is there."""
     made = {
         "figures": _figures, "runs": _runs, "claims": _claims, "audits": _audits, "attention": _attention, "laws": _laws
     }  # fmt: skip
@@ -37,13 +39,18 @@ def headlines(contents: Contents) -> tuple[Headline, ...]:
 
 
 def verdict_line(contents: Contents) -> tuple[Status, str]:
-    """The report in one line: what is wrong if anything is, otherwise what was shown and for how much of the model."""
+    """Return the report in one line.
+
+    What is wrong if anything is, otherwise what was shown and for how much of the model.
+    """
     decided = [item for item in headlines(contents) if item.status is not None]
     status = overall(*(item.status for item in decided if item.status is not None))
     wrong = [item for item in decided if item.status is Status.REFUTED]
     if wrong:
         return status, _sentence([f"{item.label.lower()}: {item.figure} {item.sentence}" for item in wrong])
-    parts = [part for part in (_audited(contents), _accounted(contents), _measured(contents)) if part]
+    parts = [
+        part for part in (_audit_sentence(contents), _account_sentence(contents), _figure_sentence(contents)) if part
+    ]
     if not parts:
         parts = [f"{item.label.lower()}: {item.figure} {item.sentence}" for item in headlines(contents)]
     return status, _sentence(parts)
@@ -54,7 +61,7 @@ def _sentence(parts: list[str]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _audited(contents: Contents) -> str:
+def _audit_sentence(contents: Contents) -> str:
     clean = [audit for audit in contents.audits if audit.status is Status.VERIFIED]
     caught = [audit for audit in contents.audits if audit.expected == Status.REFUTED and audit.as_expected]
     spans = [audit.coverage for audit in clean if audit.coverage is not None]
@@ -69,20 +76,25 @@ def _audited(contents: Contents) -> str:
     return text
 
 
-def _accounted(contents: Contents) -> str:
+def _account_sentence(contents: Contents) -> str:
     steps = sum(run.steps for run in contents.runs)
     return f"the account of all {steps:,} optimizer steps closes" if steps else ""
 
 
-def _measured(contents: Contents) -> str:
+def _figure_sentence(contents: Contents) -> str:
     count = sum(item.holds is not None for plot in contents.figures for item in plot.findings)
     return f"all {count} measured statements hold" if count else ""
 
 
+def tile_columns(count: int) -> int:
+    """Return how many tiles stand in a row of a wide page, so that no tile stands alone below the others."""
+    return count if count <= MOST_TILES else -(-count // 2)
+
+
 def findings(contents: Contents) -> tuple[str, ...]:
-    """The sentences of a demonstration, or what was found in every kind of record; four at most."""
+    """Return the sentences of a demonstration, or at most four of what every kind of record says."""
     if contents.found:
-        return contents.found[:MOST_FINDINGS]
+        return contents.found
     messages = [f"{run.name}: {run.message}" for run in contents.runs]
     messages += [f"{audit.name}: {audit.message}" for audit in contents.audits]
     messages += [f"{section.name}: {section.sentence}." for section in contents.laws]
@@ -91,7 +103,7 @@ def findings(contents: Contents) -> tuple[str, ...]:
 
 
 def hero(contents: Contents) -> Plot | None:
-    """The one plot for the first screen.
+    """Return the one plot for the first screen.
 
     The residuals of a run with alarms; a figure about audits, as the demonstration has; what moved the laws of the
     latest run; an audit's residuals; the first figure.
@@ -121,18 +133,20 @@ def result_title(contents: Contents) -> str:
 
 
 def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
-    """Of every kind of alarm, for the top of the report: run, step, what is wrong, and what to look at."""
-    return tuple((run.name, step, *_headed(message)) for run in contents.runs for step, _, message in run.first_alarms)
+    """Return each kind of alarm for the top of the report: run, step, what is wrong, and where to look."""
+    return tuple(
+        (run.name, step, *_split_heading(message)) for run in contents.runs for step, _, message in run.first_alarms
+    )
 
 
-def _headed(message: str) -> tuple[str, str]:
-    """The first sentence of a message, and the others."""
+def _split_heading(message: str) -> tuple[str, str]:
+    """Return the first sentence of a message, and the others."""
     first, *others = re.split(r"(?<=[.!?]) (?=[A-Z])", message, maxsplit=1)
     return first, "".join(others)
 
 
 def overall(*statuses: Status) -> Status:
-    """One status for several: refuted if any is, inconclusive if any is not known or there is none."""
+    """Return one status for several: refuted if any is, inconclusive if any is not known or there is none."""
     if Status.REFUTED in statuses:
         return Status.REFUTED
     if not statuses or Status.INCONCLUSIVE in statuses:

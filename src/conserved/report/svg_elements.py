@@ -27,7 +27,7 @@ def plain(text: Any) -> str:
 
 
 def letters(text: Any) -> str:
-    """Text as it may stand in a page."""
+    """Return text as it may stand in a page."""
     return escape(plain(text), quote=True)
 
 
@@ -37,12 +37,13 @@ def colour(value: Any, otherwise: str) -> str:
 
 
 def width_of(text: Any, size: float = 11.5) -> float:
-    """About how wide a text is."""
-    return 0.56 * size * len(plain(text))
+    """Return about how wide a text is; m and w are half as wide again as other letters."""
+    words = plain(text)
+    return size * (0.56 * len(words) + 0.28 * sum(letter in "mwMW" for letter in words))
 
 
-def shortened(text: Any, room: float, size: float = 11.5) -> str:
-    """A label cut to the room there is; the whole of it is in the numbers beside the plot."""
+def shorten(text: Any, room: float, size: float = 11.5) -> str:
+    """Return a label cut to the room there is; the whole of it is in the numbers beside the plot."""
     words, most = plain(text), max(int(min(room, 1e4) / (0.56 * size)), 4)
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
@@ -67,7 +68,7 @@ def path(points: str, style: str, *, kind: str = "", title: str = "") -> str:
 
 
 def polyline(pieces: Iterable[list[tuple[float, float]]], *, closed: bool = False) -> str:
-    """Points as the path of one or more lines."""
+    """Return points as the path of one or more lines."""
     end = "Z" if closed else ""
     return "".join("M" + "L".join(f"{number(x)},{number(y)}" for x, y in piece) + end for piece in pieces if piece)
 
@@ -84,7 +85,7 @@ def stroke(line: Any, shade: str, width: float = 2.0, opacity: Any = 1.0) -> str
 
 
 def mark(x: float, y: float, symbol: str, size: float) -> str:
-    """One mark as a path."""
+    """Return one mark as a path."""
     half = size / 2
     shape = _SYMBOLS.get(symbol.removesuffix("-open"))
     if shape is None:

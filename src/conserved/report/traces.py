@@ -36,7 +36,7 @@ class Shade:
             line["width"] = min(float(line.get("width") or 2), 4.0)
             drawn += path(f"M{number(x)},{number(y)}h19", stroke(line, self.colour))
         if "markers" in str(self.trace.get("mode", "")):
-            drawn += path(mark(x + 9.5, y, _symbol(self.trace), 8.0), _filled(self.trace, self.colour))
+            drawn += path(mark(x + 9.5, y, _symbol(self.trace), 8.0), _fill(self.trace, self.colour))
         return drawn
 
 
@@ -58,7 +58,7 @@ def shades(data: Sequence[Mapping[str, Any]]) -> list[Shade]:
 def trace_marks(
     traces: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, layout: Mapping[str, Any]
 ) -> str:
-    """Everything that is drawn in a panel, in the order it is given; bars behind the rest."""
+    """Return everything that is drawn in a panel, in the order it is given; bars behind the rest."""
     bars = [(trace, shade) for trace, shade in traces if trace.get("type") == "bar"]
     marks = [_bars(bars, x, y, layout)] if bars else []
     for trace, shade in traces:
@@ -89,9 +89,9 @@ def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
         marks.append(path(polyline([_held(outline, x, y)], closed=True), f"fill:{fill};stroke:none"))
     elif "lines" in mode:
         line = trace.get("line") if isinstance(trace.get("line"), Mapping) else {}
-        pieces = [_thinned(piece) for piece in _pieces(places, x, y)]
+        pieces = [_thin(piece) for piece in _pieces(places, x, y)]
         if (line or {}).get("shape") == "hvh":
-            pieces = [_stepped(piece) for piece in pieces]
+            pieces = [_as_steps(piece) for piece in pieces]
         drawn = polyline(pieces)
         if drawn:
             marks.append(path(drawn, stroke(line, shade, opacity=trace.get("opacity", 1)), kind="line", title=name))
@@ -103,7 +103,7 @@ def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
 def _pieces(
     places: Sequence[tuple[int, float | None, float | None]], x: Scale, y: Scale
 ) -> list[list[tuple[float, float]]]:
-    """Runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
+    """Return runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for _, a, b in places:
         if a is None or b is None:
@@ -119,8 +119,11 @@ def _held(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> list[tup
     return [(min(max(a, left), right), min(max(b, top), bottom)) for a, b in points]
 
 
-def _thinned(points: list[tuple[float, float]], most: int = 700) -> list[tuple[float, float]]:
-    """A long line without what cannot be seen: of the points in a column of pixels the first, extreme and last ones."""
+def _thin(points: list[tuple[float, float]], most: int = 700) -> list[tuple[float, float]]:
+    """Return a long line without what cannot be seen.
+
+    Of the points in a column of pixels the first, extreme and last ones.
+    """
     if len(points) <= most:
         return points
     points_shown: list[tuple[float, float]] = []
@@ -138,7 +141,7 @@ def _thinned(points: list[tuple[float, float]], most: int = 700) -> list[tuple[f
     return points_shown
 
 
-def _stepped(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _as_steps(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Level at each point, with the steps half way between."""
     result: list[tuple[float, float]] = []
     for here, after in zip(points, [*points[1:], points[-1]], strict=True):
@@ -153,7 +156,7 @@ def _symbol(trace: Mapping[str, Any]) -> str:
     return symbol if isinstance(symbol, str) else "circle"
 
 
-def _filled(trace: Mapping[str, Any], shade: str) -> str:
+def _fill(trace: Mapping[str, Any], shade: str) -> str:
     if _symbol(trace) == "x":
         return f"fill:none;stroke:{shade};stroke-width:2"
     return f"fill:{shade};stroke:none"
@@ -165,14 +168,14 @@ def _markers(
     marker = trace.get("marker")
     asked = marker.get("size", 6) if isinstance(marker, Mapping) else 6
     size = float(asked) if isinstance(asked, int | float) and 0 < asked < 40 else 6.0
-    style, symbol = _filled(trace, shade), _symbol(trace)
+    style, symbol = _fill(trace, shade), _symbol(trace)
     seen = [(n, a, b) for n, a, b in places if a is not None and b is not None and x.inside(a) and y.inside(b)]
     if len(seen) > _MOST_TITLES:
         return path("".join(mark(a, b, symbol, size) for _, a, b in seen), style, kind="point")
-    return "".join(path(mark(a, b, symbol, size), style, kind="point", title=_said(trace, n)) for n, a, b in seen)
+    return "".join(path(mark(a, b, symbol, size), style, kind="point", title=_tooltip(trace, n)) for n, a, b in seen)
 
 
-def _said(trace: Mapping[str, Any], index: int, field: str = "y") -> str:
+def _tooltip(trace: Mapping[str, Any], index: int, field: str = "y") -> str:
     """Return what a mark is, when it is pointed at."""
     texts, values = trace.get("text"), trace.get(field)
     own = texts[index] if isinstance(texts, Sequence) and not isinstance(texts, str) and index < len(texts) else ""
@@ -204,7 +207,7 @@ def _bars(bars: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, l
             corners = f"M{number(base)},{number(low)}H{number(end)}V{number(high)}H{number(base)}Z"
             if not flat:
                 corners = f"M{number(low)},{number(base)}V{number(end)}H{number(high)}V{number(base)}Z"
-            label = _said({**trace, "text": ()}, index, "x" if flat else "y")
+            label = _tooltip({**trace, "text": ()}, index, "x" if flat else "y")
             marks.append(path(corners, f"fill:{shade.colour}", kind="bar", title=f"{plain(category)} · {label}"))
             if flat and trace.get("textposition") == "outside" and index < len(trace.get("text") or ()):
                 marks.append(words(end + 5, (low + high) / 2 + 4, trace["text"][index], kind="tick"))
@@ -212,7 +215,7 @@ def _bars(bars: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, l
 
 
 def heat_of(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """Columns, rows and numbers of a map; places are counted where they have no names."""
+    """Return columns, rows and numbers of a map; places are counted where they have no names."""
     grid = [list(row) for row in trace.get("z") or () if isinstance(row, Sequence) and not isinstance(row, str)]
     widest = max((len(row) for row in grid), default=0)
     columns, rows = list(trace.get("x") or range(widest)), list(trace.get("y") or range(len(grid)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.report.numerals import numeral, shown, without_folders
+from conserved.report.numerals import format_number, numeral, without_folders
 from conserved.report.plot import Plot, axes, line, trace
 from conserved.report.table import ReportTable
 from conserved.store.run_digest import Digest, FamilyStep
@@ -51,10 +51,10 @@ class RunSection:
 
 
 def run_section(run: Digest) -> RunSection:
-    """A section from a run's digest; its verdict is whether the account closed to rounding in every step."""
+    """Return a section from a run's digest; its verdict is whether the account closed to rounding in every step."""
     trouble = _trouble(run)
-    status, message = _judged(run, trouble)
-    config = [(str(key), shown(value)) for key, value in without_folders(run.config).items()]
+    status, message = _judge(run, trouble)
+    config = [(str(key), format_number(value)) for key, value in without_folders(run.config).items()]
     first = tuple((alarm.step, alarm.law, alarm.text) for alarm in run.alarms)
     drawn = sorted(run.ledger, key=lambda family: -_peak(run.ledger[family]))[:_FAMILIES_DRAWN]
     return RunSection(
@@ -105,7 +105,7 @@ def _trouble(run: Digest) -> str:
     return "; ".join(f"{text} from step {step:,} on" for text, step in first.items())
 
 
-def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
+def _judge(run: Digest, trouble: str) -> tuple[Status, str]:
     if not run.steps or (run.worst is None and not run.not_finite):
         return Status.INCONCLUSIVE, "No step has been recorded yet."
     if run.not_finite:
@@ -144,7 +144,7 @@ def _peak(steps: Sequence[FamilyStep]) -> float:
 
 
 def _positive(values: Sequence[float]) -> list[float | None]:
-    """Magnitudes for a logarithmic axis, where zero has no place."""
+    """Return magnitudes for a logarithmic axis, where zero has no place."""
     return [abs(value) if value == value and value != 0 else None for value in values]
 
 
@@ -155,7 +155,7 @@ def _errors(run: Digest) -> Plot:
         anchor=f"run-{run.name}-errors",
         title="Relative error of the laws",
         alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
-        caption="Equation (10): mean of ‖h(θ_k) − h(θ_0)‖ / ‖h(θ_0)‖ over the laws of a kind.",
+        caption="Equation (10): mean of ‖h(θₖ) − h(θ₀)‖ / ‖h(θ₀)‖ over the laws of a kind.",
         data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
         layout=axes("step", "error", log=True),
     )
@@ -201,7 +201,7 @@ def _causes(run: Digest) -> Plot:
 
 
 def _residuals(run: Digest) -> Plot:
-    """The worst law of every step and of every audit, in units of what rounding explains; alarms are marked."""
+    """Return the worst law of every step and of every audit, in units of what rounding explains; alarms are marked."""
     worst: dict[int, float] = {}
     for steps in run.ledger.values():
         for step_record in steps:
@@ -231,7 +231,7 @@ def _residuals(run: Digest) -> Plot:
 
 
 def _readings(run: Digest) -> tuple[Plot, ...]:
-    """One small figure for each series that changes; series have units of their own, and share no axis."""
+    """Return one small figure for each series that changes; series have units of their own, and share no axis."""
     plots = []
     for name, values in run.readings.items():
         known = {value for value in values if math.isfinite(value)}
@@ -253,7 +253,7 @@ def _readings(run: Digest) -> tuple[Plot, ...]:
 
 
 def _last(run: Digest) -> ReportTable:
-    """The ledger of the last step that was written."""
+    """Return the ledger of the last step that was written."""
     causes = list(run.totals)
     fields = ("observed", "first_order", "second_order", "residual", "bound")
     rows = []

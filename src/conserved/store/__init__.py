@@ -29,12 +29,12 @@ __all__ = [
     "TensorBoard",
     "Trackio",
     "WeightsAndBiases",
-    "opened",
+    "open_sink",
     "store_document",
 ]
 
 
-def opened(sinks: Iterable[Sink | str | Path] | Sink | str | Path) -> tuple[Sink, ...]:
+def open_sink(sinks: Iterable[Sink | str | Path] | Sink | str | Path) -> tuple[Sink, ...]:
     """Open the sinks of the argument `sinks` of a monitor.
 
     Args:

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
-from conserved.store.store_file import BrokenStoreError, FileMark, RunTakenError, undamaged
+from conserved.store.store_file import BrokenStoreError, FileMark, RunTakenError, report_damage
 
 
 class JsonLines(Sink):
@@ -41,10 +41,10 @@ class JsonLines(Sink):
         """Leave out this run's steps after `step` and a line that was not finished. Whole files are left as they are:
         others may be writing to them."""
         text = self.path.read_bytes()
-        with undamaged(self.path):
+        with report_damage(self.path):
             lines = [
                 json.dumps(line)
-                for line in _parsed(self.path, text)
+                for line in _parse(self.path, text)
                 if not (line.get("run") == self._run and line["step"] > step)
             ]
         if len(lines) == text.count(b"\n") and (not text or text.endswith(b"\n")):
@@ -66,13 +66,13 @@ class JsonLines(Sink):
         self._end = self._file.tell()
 
     def _check_own(self) -> None:
-        """What came in between two steps of this run is of other runs."""
+        """Check that lines between two steps of this run belong to other runs."""
         if self.path.stat().st_size == self._end:
             return
         with self.path.open("rb") as file:
             file.seek(self._end)
             added = file.read()
-        if any(line.get("run") == self._run for line in _parsed(self.path, added)):
+        if any(line.get("run") == self._run for line in _parse(self.path, added)):
             raise RunTakenError(
                 f"Another writer is adding steps to the run {self._run!r} in {self.path}; this step is not written, so "
                 "that the two are not mixed. Give every run a name of its own with run=."
@@ -85,11 +85,11 @@ class JsonLines(Sink):
 
 def lines(path: str | Path) -> list[dict[str, Any]]:
     """Return what a file holds; a last line that was not finished is left out."""
-    return _parsed(Path(path), Path(path).read_bytes())
+    return _parse(Path(path), Path(path).read_bytes())
 
 
-def _parsed(path: Path, text: bytes) -> list[dict[str, Any]]:
-    with undamaged(path):
+def _parse(path: Path, text: bytes) -> list[dict[str, Any]]:
+    with report_damage(path):
         records = [json.loads(line) for line in text.split(b"\n")[:-1]]
     if not all(isinstance(line, dict) for line in records):
         raise BrokenStoreError(f"{path} is damaged: not every line is an object.")
@@ -97,7 +97,7 @@ def _parsed(path: Path, text: bytes) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as text."""
+    """Replace NaN and infinities, which JSON lacks, by text."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conserved.alarm import Alarm, grouped
+from conserved.alarm import Alarm, group_alarms
 from conserved.optional import require
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
@@ -42,7 +42,7 @@ class LiveTable(Sink):
 
     def write(self, record: StepRecord) -> None:
         self._seen += 1
-        self._alarms = grouped((*self._alarms, *record.alarms))
+        self._alarms = group_alarms((*self._alarms, *record.alarms))
         if self._live is not None:
             self._live.update(self.table(record))
         elif (self._seen - 1) % self._lines == 0 or record.alarms:
@@ -83,7 +83,7 @@ class LiveTable(Sink):
 
 
 def _line(record: StepRecord) -> str:
-    """One record on one line; a monitor of attention has readings and no laws."""
+    """Return one record on one line; a monitor of attention has readings and no laws."""
     worst = max(record.entries(), key=lambda entry: entry.excess, default=None)
     text = f"{len(record.alarms)} alarms"
     if worst is not None:

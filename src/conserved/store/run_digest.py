@@ -107,7 +107,7 @@ def digest(store: RunStore, run: str, *, steps: int = 300) -> Digest:
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly spread, with both ends."""
+    """Return at most so many of the steps, evenly spread, with both ends."""
     if len(steps) <= most:
         return list(steps)
     last = len(steps) - 1
@@ -136,11 +136,11 @@ def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str,
         at,
     )
     audits = [row for row in rows if row[1].startswith("audit/")]
-    return _series([row for row in rows if not row[1].startswith("audit/")], shown) | _held(audits, shown)
+    return _series([row for row in rows if not row[1].startswith("audit/")], shown) | _hold_values(audits, shown)
 
 
-def _held(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
-    """Series of numbers that stay known until the next one comes; after the last nothing is known."""
+def _hold_values(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
+    """Return series of numbers that stay known until the next one comes; after the last nothing is known."""
     series: dict[str, list[tuple[int, float]]] = {}
     for step, name, value in sorted(rows):
         series.setdefault(name, []).append((step, real(value)))
@@ -155,7 +155,7 @@ def _latest(values: list[tuple[int, float]], shown: list[int]) -> Iterator[float
 
 
 def _series(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
-    """Rows of (step, name, value) as one series for every name; what was not written is not a number."""
+    """Return rows of (step, name, value) as one series for every name; what was not written is not a number."""
     series: dict[str, dict[int, float]] = {}
     for step, name, value in rows:
         series.setdefault(name, {})[step] = real(value)

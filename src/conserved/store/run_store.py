@@ -24,11 +24,11 @@ from conserved.store.store_file import (
     FileMark,
     RunTakenError,
     Writer,
-    connected,
-    connected_to_write,
-    named,
+    connect,
+    connect_to_write,
+    name_file_in_errors,
+    report_damage,
     transaction,
-    undamaged,
 )
 
 _SCHEMA = (
@@ -95,7 +95,7 @@ class RunStore:
         self.path = Path(path)
         if not self.path.exists():
             raise FileNotFoundError(f"There is no run store at {self.path}.")
-        self._db = connected(self.path)
+        self._db = connect(self.path)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -114,7 +114,7 @@ class RunStore:
     @contextmanager
     def snapshot(self) -> Iterator[RunStore]:
         """Read inside it at one moment of the store, even while others write to it."""
-        with named(self.path):
+        with name_file_in_errors(self.path):
             self._db.execute("begin")
         try:
             yield self
@@ -122,7 +122,8 @@ class RunStore:
             self._db.rollback()
 
     def select(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
-        """The rows of an SQL query on the tables of the store, for figures that are quicker to compute where the data
+        """Return the rows of an SQL query on the tables of the store, for figures that are quicker to compute where
+        the data
         is.
 
         Args:
@@ -132,17 +133,17 @@ class RunStore:
         Returns:
             The rows as tuples.
         """
-        with named(self.path):
+        with name_file_in_errors(self.path):
             return self._db.execute(query, given).fetchall()
 
     def runs(self) -> list[str]:
-        """The names of all runs, oldest first."""
+        """Return the names of all runs, oldest first."""
         return [self._text(name, "the name of a run") for (name,) in self.select("select name from run order by id")]
 
     def config(self, run: str) -> dict[str, Any]:
         """Return the settings that the run of this name was started with."""
         number = self._id(run)
-        with undamaged(self.path):
+        with report_damage(self.path):
             return dict(json.loads(self.select("select config from run where id = ?", number)[0][0]))
 
     def steps(self, run: str) -> list[int]:
@@ -168,7 +169,7 @@ class RunStore:
         if step is not None:
             where += " and step = ?"
             given.append(step)
-        with undamaged(self.path):
+        with report_damage(self.path):
             names = dict(self.select("select number, name from law where run = ?", given[0]))
             if law is not None:
                 where += " and law in (select value from json_each(?))"
@@ -194,7 +195,7 @@ class RunStore:
             ]
 
     def errors(self, run: str, *, by: str = "block") -> dict[int, dict[str, float]]:
-        """Equation (10) over the steps of a run.
+        """Return Equation (10) over the steps of a run.
 
         Args:
             run: the name of the run.
@@ -219,7 +220,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def totals(self, run: str) -> dict[int, dict[str, float]]:
-        """Of the run of this name, by step, the totals of steps whose rows were not kept one by one."""
+        """Return the totals, by step, of steps of a run whose rows were not kept one by one."""
         query = "select step, name, value from reading where run = ? and name like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
@@ -239,7 +240,7 @@ class RunStore:
         columns = "step, code, law, value, bound, message, family, laws, count, last"
         query = f"select {columns} from alarm where run = ? order by step, number limit ?"
         rows = self.select(query, self._id(run), most)
-        with undamaged(self.path):
+        with report_damage(self.path):
             return [
                 Alarm(
                     step=step,
@@ -279,12 +280,12 @@ class RunStore:
         rows = self.select(
             "select name, shape, value from reference join law using (run, number) where run = ?", self._id(run)
         )
-        with undamaged(self.path):
+        with report_damage(self.path):
             return {name: _tensor(value, json.loads(shape)) for name, shape, value in rows}
 
     def documents(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return the documents that `store_document` put under a kind, by name, oldest first."""
-        with undamaged(self.path):
+        with report_damage(self.path):
             return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
 
     def documents_as_text(self, kind: str) -> dict[str, str]:
@@ -295,9 +296,9 @@ class RunStore:
         return {self._text(name, f"the name of a document ({kind})"): content for name, content in rows}
 
     def _by_step(self, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, float]]:
-        """Rows of (step, name, value)."""
+        """Return rows of (step, name, value)."""
         steps: dict[int, dict[str, float]] = {}
-        with undamaged(self.path):
+        with report_damage(self.path):
             for step, name, value in rows:
                 steps.setdefault(step, {})[name] = real(value)
         return steps
@@ -329,7 +330,7 @@ def store_document(path: str | Path, kind: str, name: str, content: Mapping[str,
     text = json.dumps(dict(content))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(connected_to_write(path)) as db, transaction(db, path):
+    with closing(connect_to_write(path)) as db, transaction(db, path):
         for statement in _SCHEMA:
             db.execute(statement)
         _insert(db, "document", [(kind, name, time.time(), text)])
@@ -352,7 +353,7 @@ class SQLite(Sink):
     slow = True
 
     def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:
-        """A sink that writes the store at `path`.
+        """Create a sink that writes the store at `path`.
 
         Args:
             path: the file of the store; it is made if it is not there.
@@ -371,7 +372,7 @@ class SQLite(Sink):
 
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        db = connected_to_write(self.path)
+        db = connect_to_write(self.path)
         self._writer, self._name = Writer(), run.name
         try:
             with transaction(db, self.path):
@@ -417,7 +418,7 @@ class SQLite(Sink):
         assert self._db is not None, "begin() opens the store"
         self._mark.check()
         at = (self._run, record.step)
-        detailed_step = self._detail is None or bool(record.alarms) or detailed(record.step, self._detail)
+        detailed_step = self._detail is None or bool(record.alarms) or is_detailed(record.step, self._detail)
         self._late = None if detailed_step else record
         readings = dict(record.readings) if detailed_step else dict(record.readings) | record.totals()
         with transaction(self._db, self.path) as db:
@@ -429,7 +430,7 @@ class SQLite(Sink):
             _insert(db, "alarm", (_alarm_row(self._run, n, alarm) for n, alarm in enumerate(record.alarms)))
 
     def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
-        """A row for every law, and one for each of its causes."""
+        """Write a row for every law, and one for each of its causes."""
         at, width, rows = (self._run, record.step), len(FIELDS), record.numbers.tolist()
         _insert(db, "entry", ((*at, law, sum(row[width:]), *row[:width]) for law, row in enumerate(rows)))
         amounts = [zip(record.causes, row[width:], strict=True) for row in rows]
@@ -476,8 +477,11 @@ class SQLite(Sink):
             )
 
 
-def detailed(step: int, most: int) -> bool:
-    """Whether the rows of a step are kept: all at first, then `most` in every doubling of the number of steps."""
+def is_detailed(step: int, most: int) -> bool:
+    """Return whether the rows of a step are kept.
+
+    All at first, then `most` in every doubling of the number of steps.
+    """
     stride = 1
     while step > 2 * most * stride:
         stride *= 2
@@ -485,7 +489,7 @@ def detailed(step: int, most: int) -> bool:
 
 
 def estimate(laws: int, causes: int, steps: int, most: int | None) -> float:
-    """About how many bytes a run of so many steps takes."""
+    """Return about how many bytes a run of so many steps takes."""
     stored = (
         steps if most is None else min(steps, int(2 * most + most * max(0.0, math.log2(max(steps / (2 * most), 1)))))
     )
@@ -501,5 +505,5 @@ def _tensor(value: bytes, shape: list[int]) -> Tensor:
 
 
 def real(value: float | None) -> float:
-    """SQLite stores NaN as null."""
+    """Return a stored number; SQLite stores NaN as null."""
     return float("nan") if value is None else float(value)

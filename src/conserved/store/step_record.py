@@ -77,8 +77,8 @@ By = Literal["block", "layer", "family", "law"]
 """What equation (10) is averaged over."""
 
 
-def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:
-    """Equation (10) for groups of laws, from the mean of each."""
+def average(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:
+    """Return Equation (10) for groups of laws, from the mean of each."""
     total: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     for law, error in zip(laws, errors, strict=True):
@@ -136,12 +136,12 @@ class StepRecord:
         return result
 
     def column(self, name: str) -> list[float]:
-        """One number of every law, in the order of `laws`: the one that FIELDS calls `name`."""
+        """Return one number of every law, in the order of `laws`: the one that FIELDS calls `name`."""
         values: list[float] = self.numbers[:, FIELDS.index(name)].tolist()
         return values
 
     def errors(self, by: By = "block") -> dict[str, float]:
-        """Equation (10), averaged over groups of laws.
+        """Return Equation (10), averaged over groups of laws.
 
         Args:
             by: whether one number is given for each "block", "layer", "family" or "law".
@@ -149,7 +149,7 @@ class StepRecord:
         Returns:
             By block, layer, family or law, the mean relative change.
         """
-        return averaged(self.laws, self.column("error"), by)
+        return average(self.laws, self.column("error"), by)
 
     def totals(self) -> dict[str, float]:
         """Return the step in a few numbers: drift, the sum of each cause, how near the limit the worst law is."""
@@ -165,12 +165,12 @@ class StepRecord:
         return sums | {f"total/cause/{cause}": amount for cause, amount in self._cause_sums().items()}
 
     def _cause_sums(self) -> dict[str, float]:
-        """By cause, the magnitudes of first-order changes added over all laws."""
+        """Return, by cause, the magnitudes of first-order changes summed over all laws."""
         sums = self.numbers[:, len(FIELDS) :].abs().sum(0).tolist() if len(self.laws) else []
         return dict(zip(self.causes, sums, strict=True)) if sums else {}
 
     def scalars(self, *, laws: bool = False) -> dict[str, float]:
-        """Named numbers for a dashboard.
+        """Return named numbers for a dashboard.
 
         `drift/` is equation (10), how far laws are from where they began, which is normal under Adam. `cause/` is the
         effect of decay, momentum and preconditioner on all laws together in this step. `audit/` is about the gradients.
@@ -198,7 +198,7 @@ class StepRecord:
         return result
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {
             "step": self.step,
             "skipped": self.skipped,

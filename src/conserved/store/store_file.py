@@ -38,7 +38,7 @@ class RunTakenError(InvalidInputError, RuntimeError):
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Put the file's name into SQLite's errors, which say what is wrong and not with what."""
     try:
         yield
@@ -50,31 +50,31 @@ def named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def undamaged(path: Path) -> Iterator[None]:
-    """The same while reading, where contents that nobody would have written are damage as well."""
+def report_damage(path: Path) -> Iterator[None]:
+    """Name the file in errors while reading; contents that nobody would have written count as damage."""
     try:
-        with named(path):
+        with name_file_in_errors(path):
             yield
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as problem:
         raise BrokenStoreError(f"{path} is damaged ({type(problem).__name__}: {problem}).") from problem
 
 
-def connected(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     """Return a connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be.
 
     A monitor opens it on a thread of its own and closes it at the end; one thread uses it at a time.
     """
-    with named(path):
+    with name_file_in_errors(path):
         db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     db.text_factory = lambda text: text.decode("utf-8", "replace")
     return db
 
 
-def connected_to_write(path: Path) -> sqlite3.Connection:
-    """Return a write-ahead log lets readers read while a writer writes; a commit outlives the process that made it."""
-    db = connected(path)
+def connect_to_write(path: Path) -> sqlite3.Connection:
+    """Open a database to write, with a write-ahead log: readers read meanwhile, and a commit outlives its process."""
+    db = connect(path)
     try:
-        with named(path):
+        with name_file_in_errors(path):
             db.execute("pragma journal_mode = wal")
             db.execute("pragma synchronous = normal")
     except BaseException:
@@ -85,8 +85,8 @@ def connected_to_write(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connection]:
-    """All or nothing; the lock is taken at once, so that two writers wait for each other and do not fail."""
-    with named(path):
+    """Run a transaction, all or nothing. The lock is taken at once, so that two writers wait instead of failing."""
+    with name_file_in_errors(path):
         db.execute("begin immediate")
         try:
             yield db
@@ -111,7 +111,7 @@ class FileMark:
         return FileMark(path, (status.st_dev, status.st_ino))
 
     def check(self) -> None:
-        """BrokenStoreError unless the path still means that file."""
+        """Raise BrokenStoreError unless the path still refers to that file."""
         try:
             same = FileMark.of(self.path) == self
         except OSError:
@@ -151,7 +151,7 @@ class Writer:
 
 
 def _machine() -> str:
-    """This machine and, in a container, the table its process numbers are of."""
+    """Return this machine and, in a container, the table its process numbers are of."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -159,7 +159,7 @@ def _machine() -> str:
 
 
 def _began(process: int) -> str | None:
-    """When a process began, in the kernel's clock; empty where that cannot be known, None if it has ended."""
+    """Return when a process began, in the kernel's clock; empty where that is unknown, None if it has ended."""
     try:
         # The second field is the program's name in parentheses, which may hold anything.
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

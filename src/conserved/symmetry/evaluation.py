@@ -21,7 +21,7 @@ class Evaluated(Protocol):
     """Moment maps of some symmetries, for pairs of sources."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
-        """μ of one pair, for every symmetry in order."""
+        """Return μ of one pair, for every symmetry in order."""
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class Evaluation(Protocol):
     def evaluate(
         self, read: Sequence[Point | Direction], pairs: Sequence[Pair], *, dtype: torch.dtype | None = None
     ) -> Evaluated:
-        """μ for pairs of sources."""
+        """Return μ for pairs of sources."""
 
 
 @runtime_checkable
@@ -43,10 +43,10 @@ class Evaluator(Protocol):
     """Plans how moment maps are computed."""
 
     def of(self, symmetries: Sequence[Any], *, kernels: bool) -> Evaluation:
-        """Of symmetries; `kernels` are for many layers."""
+        """Return an evaluation of symmetries; `kernels` are for many layers."""
 
     def of_matrices(self, kind: Kind, degrees: Sequence[Degree], shapes: Sequence[Sequence[int]]) -> Evaluation:
-        """Of legs that are given as matrices, a symmetry for every place along their leading axes."""
+        """Return an evaluation of legs given as matrices, with a symmetry for every index along their leading axes."""
 
 
 def evaluator() -> Evaluator:

@@ -95,10 +95,13 @@ class Products(ABC):
 
     @abstractmethod
     def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
-        """The pairing of μ(θ, V) with antisymmetric generators, an angular momentum; None where there are none."""
+        """Return the pairing of μ(θ, V) with antisymmetric generators, an angular momentum.
+
+        None where there are none.
+        """
 
     def polar(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
-        """½(μ(A, B) + μ(B, A)), from the law part of μ(A, B)."""
+        """Return ½(μ(A, B) + μ(B, A)), from the law part of μ(A, B)."""
         return law
 
     @abstractmethod
@@ -122,7 +125,7 @@ class Products(ABC):
         return self.coordinates(law)
 
     def reach(self, squares: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
-        """Upper bounds of all coordinates of a law with these sums of squares, if nothing cancelled."""
+        """Return upper bounds of all coordinates of a law with these sums of squares, if nothing cancelled."""
         return squares
 
 

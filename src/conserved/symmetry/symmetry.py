@@ -183,7 +183,7 @@ class Symmetry:
         return evaluator().of([self], kernels=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and files are of what it says, and not of the plan."""
+        """Copy and pickle the fields, not the plan."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def moment_map(
@@ -211,14 +211,14 @@ class Symmetry:
     def _moments(
         self, sources: Sequence[Point | Direction], pairs: Sequence[Pair], dtype: torch.dtype | None
     ) -> list[Tensor]:
-        """μ for pairs of sources."""
+        """Return μ for pairs of sources."""
         for source in sources:
             self._refuse_less_than_needed(source.tensors)
         moments = self.plan.evaluate(sources, pairs, dtype=dtype)
         return [moments.values(pair)[0] for pair in range(len(pairs))]
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """h(θ) = μ(θ, θ), the conserved quantity of gradient flow.
+        """Return h(θ) = μ(θ, θ), the conserved quantity of gradient flow.
 
         Args:
             theta: the parameters by name.
@@ -231,7 +231,7 @@ class Symmetry:
         return self._moments([Point(theta)], LawPairs([(0, 0)]), dtype)[0]
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model.
+        """Return μ(θ, G): zero, up to rounding, for the gradient of any loss of the model.
 
         Args:
             theta: the parameters by name.
@@ -244,7 +244,7 @@ class Symmetry:
         return self._moments((Point(theta), Direction(gradient)), [(0, 1)], dtype)[0]
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """h(θ − U) − h(θ), exactly, from the update alone.
+        """Return h(θ − U) − h(θ), exactly, from the update alone.
 
         Args:
             theta: the parameters before the step, by name.
@@ -306,7 +306,7 @@ class Symmetry:
         return f"<{self.name}: {self.kind.group(self.n, self.m)} on {legs}; {self.numbers} conserved{nearly}>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {
             **record_of(self, "block family part epsilon source"),
             "kind": self.kind.code,
@@ -349,7 +349,7 @@ class Symmetry:
 
 
 def _leg(data: Mapping[str, Any]) -> Leg:
-    """One leg of `Symmetry.record`."""
+    """Return one leg of `Symmetry.record`."""
     degree = real(data["degree"])
     return Leg(
         View(

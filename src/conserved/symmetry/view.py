@@ -40,7 +40,10 @@ def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
 
 
 def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """The values of a tensor that this process holds: its own part of a DTensor, a sparse gradient made dense."""
+    """Return the values of a tensor that this process holds.
+
+    Its own part of a DTensor, a sparse gradient made dense.
+    """
     held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
     return held.to_dense() if held.is_sparse else held
 
@@ -157,7 +160,10 @@ class View:
         return stop - start
 
     def squeezed(self) -> View:
-        """The same view without grid axes of size one that it does not face; views of equal entries compare equal."""
+        """Return the same view without grid axes of size one that it does not face.
+
+        Views of equal entries compare equal.
+        """
         axes = [axis for axis, size in enumerate(self.grid) if size > 1 or axis in self.axes]
         return replace(
             self,
@@ -184,7 +190,9 @@ class View:
         return Reading(self, picks, order)
 
     def face(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """The picked entries of a tensor of the parameter's shape, `axes` first; a view of it wherever torch can make
+        """Return the picked entries of a tensor of the parameter's shape, `axes` first.
+
+        A view of it wherever torch can make
         one.
         """
         return self.reading().of(tensor)
@@ -260,12 +268,12 @@ class View:
                 window = window[:-1]
             name = f"{self.parameter}[{','.join(window)}]" if window else self.parameter
         if self.rows is not None:
-            name += f"[{':,' if self.transposed else ''}({_listed(self.rows)})]"
+            name += f"[{':,' if self.transposed else ''}({_join_names(self.rows)})]"
         name = _typewriter(name) if latex else name
         return f"({self.offset:g} + {name})" if self.offset else name
 
     def row(self, index: str, *, latex: bool = False) -> str:
-        """One row of the view, as a row, column or entry of the parameter.
+        """Return one row of the view, as a row, column or entry of the parameter.
 
         Args:
             index: the index as it should be printed, such as "j".
@@ -351,8 +359,8 @@ def _typewriter(name: str) -> str:
     return r"\mathtt{" + escaped + "}"
 
 
-def _listed(rows: tuple[int, ...]) -> str:
-    """Row numbers, the middle of a long list left out."""
+def _join_names(rows: tuple[int, ...]) -> str:
+    """Return row numbers, the middle of a long list left out."""
     shown = map(str, rows if len(rows) <= 8 else rows[:4])
     return ",".join(shown) + ("" if len(rows) <= 8 else f",…,{rows[-1]}")
 
@@ -379,7 +387,7 @@ def _window(shape: tuple[int, ...], grid: tuple[int, ...], pick: tuple[Pick, ...
 
 
 def _slice(pieces: list[tuple[int, Pick]], size: int) -> str | None:
-    """Picks along the grid axes that make up one stored axis, as one contiguous slice if they are one."""
+    """Return picks along the grid axes that make up one stored axis, as one contiguous slice if they are one."""
     start, span, several = 0, size, False
     for extent, chosen in pieces:
         low, high = _bounds(chosen, extent)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from conserved.alarm import Alarm
-from conserved.auditing import GradientsDoNotConserveError
+from conserved.auditing import Audit, GradientsDoNotConserveError
 from conserved.auditing.backward_pass import layout_with
 from conserved.boundary import LAWS, Boundary
 from conserved.inference import FirstCall, NoExampleError
@@ -34,7 +34,7 @@ from conserved.rank_agreement import (
     retract_monitor,
 )
 from conserved.run_names import new_run_name
-from conserved.store import Sink, opened
+from conserved.store import Sink, open_sink
 from conserved.store.step_record import StepRecord
 from conserved.tracking.identities import StepIdentities
 from conserved.tracking.law_account import LawAccount
@@ -42,7 +42,7 @@ from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.process_laws import laws_of_process
-from conserved.tracking.run_audits import AUDIT, Audits, Cadence, alarms_of, check_cadence
+from conserved.tracking.run_audits import AUDIT, Audits, Cadence, alarms_of, changes_all_gradients, check_cadence
 from conserved.tracking.run_records import RunRecords
 from conserved.tracking.run_results import RunResults
 from conserved.tracking.status_lines import announced, closing_line, opening_line, say
@@ -154,7 +154,13 @@ class Monitor(RunResults):
         self._optimizer_hooks: list[RemovableHandle] = []
         name = run or new_run_name()
         self._records = RunRecords(
-            name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, logs=_writes()
+            name,
+            open_sink(sinks) if _writes() else (),
+            config,
+            self._boundary,
+            self.records,
+            every=every,
+            logs=_writes(),
         )
         self._readings: dict[str, Tensor | float] = {}
         self._precisions: set[torch.dtype] = set()
@@ -174,6 +180,10 @@ class Monitor(RunResults):
         """Whether calls of the model run compiled code, in which hooks are not heard."""
         self._clip: float | None = None
         """The value that gradients are clipped at, once that was seen."""
+        self._waiting: tuple[Alarm, ...] = ()
+        """Alarms of an audit about gradients that the loop may change on purpose, until the next audit."""
+        self._changes_gradients = False
+        """Whether the loop changes gradients between `backward()` and `step()`."""
         self._held: list[Alarm] = []
         """Alarms of audits, until `step` knows the loss that the gradients are of."""
         self._looked = False
@@ -378,7 +388,10 @@ class Monitor(RunResults):
         if self._spoiled():
             # Laws hold of a gradient that belongs to the step.
             self._looked = True
-        if not closure and not self._steps.notice_foreign_gradients():
+        if self._clip is not None and _largest_repeats(self.model):
+            # No account survives gradients that are clipped by value.
+            self._steps.foreign = True
+        if not closure and not self._steps.notice_foreign_gradients() and not self._takes_turns():
             self.look_at_gradients()
 
     def _before_account(self, account: LawAccount, optimizer: Optimizer) -> None:
@@ -408,6 +421,10 @@ class Monitor(RunResults):
                 self._infer()
                 return
         self._within = optimizer
+
+    def _takes_turns(self) -> bool:
+        """Whether gradients of other optimizers' tensors are not of this pass: laws between both do not hold then."""
+        return self._identities is not None and self._identities.step.old_gradients
 
     def _spoiled(self) -> bool:
         return self._identities is not None and self._identities.spoiled
@@ -447,13 +464,34 @@ class Monitor(RunResults):
         alarms = tuple(alarms_of(found, step))
         if found.clipped is not None:
             self._clip = found.clipped
-        elif alarms and self._clip is not None and _largest_gradient(self.model) == self._clip:
-            # Gradients of this step are clipped at the same value, though too few entries to be seen by themselves.
+            self._records.explain(step, later=True)
+        elif alarms and self._clip is not None and _largest_repeats(self.model):
+            # Gradients of this step are clipped too, though in too few entries to be seen by themselves.
+            self._steps.foreign = True
             return
         if self._stop and alarms:
             self._records.raise_at_once(alarms)
             raise GradientsDoNotConserveError(found)
-        self._held += alarms
+        self._held += self._without_habits(found, alarms)
+
+    def _without_habits(self, found: Audit, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
+        """Hold alarms about gradients that the loop itself may change; drop them if it does so in the next audit too.
+
+        Noise, centring, compression or projection of gradients break most identities at once, while the backward pass
+        satisfies them. A defect in the loop breaks a few, or comes once.
+        """
+        waiting, self._waiting = self._waiting, ()
+        if not (changes_all_gradients(found) and self._steps.gradients_written()):
+            return (*waiting, *alarms)
+        # The account takes gradients for those of the pass as well.
+        self._steps.foreign = True
+        if not waiting and not self._changes_gradients:
+            self._waiting = alarms
+        else:
+            self._changes_gradients = True
+            text = "the loop changes them between backward() and step(), so that laws are not tested; call "
+            self._boundary.remark("gradients", f"{text}monitor.before_clipping() before it to have them tested")
+        return ()
 
     def _notice_order(self) -> None:
         """An optimizer steps with gradients that `step()` has seen without any step: it was called too early."""
@@ -518,6 +556,13 @@ class Monitor(RunResults):
             self._boundary.attempt(LINES, self._open)
         self._forget_step()
 
+    def take_notes(self) -> list[str]:
+        """Return what identities of steps noted since the last call: what may be meant or not."""
+        if self._identities is None:
+            return []
+        notes, self._identities.step.notes = self._identities.step.notes, []
+        return list(dict.fromkeys(notes))
+
     def _open(self) -> None:
         """Say once what is watched, as soon as the laws are known."""
         if self.waiting and not self._boundary.off(LAWS):
@@ -551,7 +596,11 @@ class Monitor(RunResults):
             self._identities = None
         if self._identities is not None:
             self._identities.step.number = self.count
-            self._identities.after_step()
+            rewritten = self._identities.after_step()
+            if rewritten is not None:
+                # What the account leaves over in such a step has its reason; the identity reports it if need be.
+                self._records.explain(self.count)
+                self._steps.foreign |= rewritten
             self._records.raise_at_once(self._identities.take_alarms())
         self._records.raise_at_once(held)
         if self._first is not None:
@@ -603,7 +652,7 @@ class Monitor(RunResults):
                 # A loop that writes to `p.data` leaves no version behind.
                 missed = "no step of an optimizer was seen, so the loop updates its weights by itself"
                 self._boundary.remark("loop", missed)
-            if missed or self._steps.foreign or not accounted:
+            if missed or self._steps.foreign or self._changes_gradients or not accounted:
                 account.leave_out_step()
                 return
             used = self._precisions | self._steps.autocast
@@ -699,6 +748,8 @@ class Monitor(RunResults):
             if not self._boundary.off(STEP):
                 # Steps that were not told to identities look like writes of something else.
                 self._boundary.attempt("closing", self._records.raise_at_once, alarms)
+        self._boundary.attempt("closing", self._records.raise_at_once, self._waiting)
+        self._waiting = ()
         self._boundary.attempt("closing", self.flush)
         self._withdraw(STEP)
         for undo in self._undo():
@@ -789,10 +840,11 @@ def _half_of(budget: TimeBudget) -> float:
     return budget.allowance / 2
 
 
-def _largest_gradient(model: nn.Module) -> float:
-    """The largest magnitude of a gradient's entry."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-    return max((float(one.abs().max()) for one in gradients if one.numel()), default=0.0)
+def _largest_repeats(model: nn.Module) -> bool:
+    """Return whether several entries of gradients have the largest magnitude, as clipping by value leaves them."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse and p.grad.numel()]
+    largest = max((float(one.abs().max()) for one in gradients), default=0.0)
+    return sum(int((one.abs() == largest).sum()) for one in gradients) > 1
 
 
 def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -69,7 +69,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def sizes(self) -> ChannelSizes:
-        """What was measured."""
+        """Return what was measured."""
         counts = {name: count.clamp_min(1) for name, count in self.counts.items()}
         return ChannelSizes(
             largest=self.largest,
@@ -83,7 +83,7 @@ class _Watch(TorchDispatchMode):
         return owner if owner is not None and owner[1].is_contiguous() else None
 
     def _grouped(self, x: Tensor, weights: Tensor, ends: Tensor | None) -> None:
-        """Rows of x in a row belong to one expert each, up to the places in `ends`."""
+        """Note a grouped product: consecutive rows of x belong to one expert each, up to the offsets in `ends`."""
         if ends is None or x.ndim != 2 or weights.ndim != 3:
             self._product(x, weights)
             return
@@ -179,7 +179,7 @@ def channel_sizes(model: nn.Module, batches: Iterable[ModelInput]) -> ChannelSiz
 
 
 def activation_sizes(model: nn.Module, batches: Iterable[ModelInput], *, statistic: str = "max") -> dict[str, Tensor]:
-    """The size of the activations that every weight is multiplied with, channel by channel.
+    """Return the size of the activations that every weight is multiplied with, channel by channel.
 
     Args:
         model: a module; it is run as it is, without gradients.

@@ -104,7 +104,7 @@ def align(
                 raise UnmovableError(f"{name} has entries that are not finite: there is no distance to make small.")
     before = distance(goal, start)
     with torch.no_grad():
-        ways = [_gone_round(goal, start, every, [])]
+        ways = [_go_round(goal, start, every, [])]
         # Going round may end where no single symmetry helps. Two checkpoints of one orbit meet where scales are
         # fixed, whatever rotation of the stream is between them, and have one representative.
         for meet in (_by_rotations, _by_representatives) if continuous else ():
@@ -115,7 +115,7 @@ def align(
     return Aligned(
         parameters=tuple(own.written),
         state=own.state,
-        steps=tuple(_merged(best.steps)),
+        steps=tuple(_merge(best.steps)),
         before=before,
         after=distance(goal, best.work),
         remains={n: float((best.work[n] - goal[n]).norm() / goal[n].norm().clamp_min(1e-300)) for n in names},
@@ -136,7 +136,7 @@ class _Way:
 def _by_representatives(goal: Tensors, start: Tensors, gauge: GaugeFreedom, every: Sequence[Symmetry]) -> list[_Way]:
     """Go to the representative of the orbit and back to the goal, then round again."""
     (_, there), (middle, steps) = (representative(weights, gauge) for weights in (goal, start))
-    return [_returned(goal, {name: middle[name].clone() for name in goal}, steps, there, every)]
+    return [_undo_steps(goal, {name: middle[name].clone() for name in goal}, steps, there, every)]
 
 
 def _by_rotations(goal: Tensors, start: Tensors, gauge: GaugeFreedom, every: Sequence[Symmetry]) -> list[_Way]:
@@ -154,11 +154,11 @@ def _by_rotations(goal: Tensors, start: Tensors, gauge: GaugeFreedom, every: Seq
         assert element is not None
         act_on(symmetry, element, here)
         steps.append((symmetry, element))
-    fixed = _gone_round(there, here, [*others, *gauge.rotations], steps)
-    return [_returned(goal, fixed.work, fixed.steps, ends[0].steps, every)]
+    fixed = _go_round(there, here, [*others, *gauge.rotations], steps)
+    return [_undo_steps(goal, fixed.work, fixed.steps, ends[0].steps, every)]
 
 
-def _returned(
+def _undo_steps(
     goal: Tensors,
     work: dict[str, Tensor],
     steps: Sequence[tuple[Symmetry, Tensor]],
@@ -169,10 +169,10 @@ def _returned(
     back = [(s, s.kind.inverse(element)) for s, element in reversed(there)]
     for symmetry, element in back:
         act_on(symmetry, element, work)
-    return _gone_round(goal, work, every, [*steps, *back])
+    return _go_round(goal, work, every, [*steps, *back])
 
 
-def _gone_round(
+def _go_round(
     goal: Tensors, start: Tensors, every: Sequence[Symmetry], steps: Sequence[tuple[Symmetry, Tensor]]
 ) -> _Way:
     """Bring one symmetry after the other as near to the goal as it gets, until nothing comes nearer."""
@@ -195,8 +195,8 @@ def _gone_round(
     return _Way(work=work, steps=taken, rounds=rounds)
 
 
-def _merged(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Tensor]]:
-    """Steps, with those along one symmetry that follow each other made one."""
+def _merge(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Tensor]]:
+    """Return steps, with those along one symmetry that follow each other made one."""
     merged: list[tuple[Symmetry, Tensor]] = []
     for symmetry, element in steps:
         if merged and merged[-1][0] == symmetry:
@@ -207,10 +207,10 @@ def _merged(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Te
 
 
 def distance(a: Tensors, b: Tensors) -> float:
-    """The Euclidean distance of two collections."""
+    """Return the Euclidean distance of two collections."""
     return float(torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum().sqrt()) if a else 0.0
 
 
 def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
-    """The element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
+    """Return the element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
     return symmetry.kind.nearest_element(symmetry.matrices(goal), symmetry.matrices(work), symmetry.degrees)

@@ -29,8 +29,8 @@ SIZES = 2
 """How many numbers of a parameter are sizes; the others are shares between −1 and 1."""
 
 
-def _rounded(value: float, index: int) -> str:
-    """A size to significant digits, a share to decimals; never a negative zero."""
+def _round(value: float, index: int) -> str:
+    """Return a size to significant digits, a share to decimals; never a negative zero."""
     return f"{value:.{DIGITS - 1}e}" if index < SIZES else f"{round(value, DIGITS - 1) + 0.0:.{DIGITS - 1}f}"
 
 
@@ -41,7 +41,7 @@ def canonical(
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
-    """The weights at one fixed point of their orbit, the same for every checkpoint on it.
+    """Return the weights at one fixed point of their orbit, the same for every checkpoint on it.
 
     Gains of norms become one and all other laws zero, which fixes scales and leaves rotations. Then rows of residual
     streams and of general linear spaces become eigenvectors of their Gram matrix, largest first, with a positive sum of
@@ -80,7 +80,7 @@ def canonical(
 
 
 def _counts(tensor: object) -> bool:
-    """Whether something in a dictionary of weights is numbers that can be computed with."""
+    """Return whether something in a dictionary of weights is numbers that can be computed with."""
     return isinstance(tensor, Tensor) and is_plain(tensor) and tensor.dtype in STORED and bool(tensor.numel())
 
 
@@ -129,7 +129,9 @@ def find_gauge(
 
 
 def representative(state: Tensors, gauge: GaugeFreedom) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
-    """Weights in float64 at the point of their orbit that does not depend on where they were, and the way there."""
+    """Return weights in float64 at the point of their orbit that does not depend on where they were, and the way
+    there.
+    """
     fixed = fix_scales(Weights(state), gauge.exact)
     work = {name: fixed.read(name) for symmetry in gauge.all for name in symmetry.parameters}
     steps = list(fixed.steps)
@@ -161,7 +163,7 @@ class Fingerprint(PrintableResult):
     def digest(self) -> str:
         """A short text that is equal for equal fingerprints; numbers on the edge of a digit may make it differ."""
         listed = [
-            f"{name}:{_rounded(value, index)}"
+            f"{name}:{_round(value, index)}"
             for name, values in sorted(self.numbers.items())
             for index, value in enumerate(values)
         ]
@@ -178,7 +180,7 @@ class Fingerprint(PrintableResult):
         )
 
     def difference(self, other: Fingerprint) -> float:
-        """The largest relative difference of the numbers of two checkpoints.
+        """Return the largest relative difference of the numbers of two checkpoints.
 
         Args:
             other: the fingerprint of the other checkpoint.
@@ -207,7 +209,7 @@ def fingerprint(
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> Fingerprint:
-    """Numbers that identify a checkpoint wherever on its orbit it is: no symmetry changes them.
+    """Return numbers that identify a checkpoint wherever on its orbit it is: no symmetry changes them.
 
     Scales, rotations of heads and of residual streams, phases, shifts and exchanges of equal units leave them as they
     are. Different checkpoints may have equal numbers, as other singular vectors with the same overlaps;

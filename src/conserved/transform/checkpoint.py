@@ -74,7 +74,7 @@ class Checkpoint(Weights):
         self.state = {}
         self.written = []
         self.read_bytes = 0
-        self.staging = None if self.into is None else _copied(self.folder, self.into)
+        self.staging = None if self.into is None else _copy(self.folder, self.into)
         """Where files are until they are complete."""
         if self.staging is not None:
             self._tidy = finalize(self, shutil.rmtree, self.staging, ignore_errors=True)
@@ -83,7 +83,7 @@ class Checkpoint(Weights):
         return len(self._places)
 
     def _found(self, name: str) -> str | None:
-        """The name in the files: itself, or the only one that differs by the name of an outer module."""
+        """Return the name in the files: itself, or the only one that differs by the name of an outer module."""
         if name in self._places:
             return name
         near = [
@@ -126,7 +126,7 @@ class Checkpoint(Weights):
             )
 
     def stored(self, name: str) -> Tensor:
-        """A tensor as it is in the files.
+        """Return a tensor as it is in the files.
 
         Args:
             name: the parameter, by its name in the model or in the files.
@@ -142,7 +142,7 @@ class Checkpoint(Weights):
         return torch.frombuffer(data, dtype=TYPES[entry.code]).reshape(entry.shape)
 
     def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
-        """A tensor in a precision that moves are computed in.
+        """Return a tensor in a precision that moves are computed in.
 
         Args:
             name: the parameter, by its name in the model or in the files.
@@ -182,7 +182,7 @@ class Checkpoint(Weights):
 
     @contextmanager
     def complete(self) -> Iterator[None]:
-        """Within it tensors are written; at its end `into` appears, or after an error nothing does."""
+        """Collect the tensors that are written; `into` appears at the end, and after an error nothing does."""
         if self.into is None or self.staging is None:
             yield
             return
@@ -208,7 +208,7 @@ class Checkpoint(Weights):
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that hold the weights: those that the index lists, if there is one."""
+    """Return the files that hold the weights: those that the index lists, if there is one."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickled = next(iter(sorted(folder.glob("*.bin"))), None)
@@ -237,7 +237,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _header(file: Path) -> dict[str, _Place]:
-    """Where each tensor of a file lies."""
+    """Return where each tensor of a file lies."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -263,8 +263,8 @@ def _header(file: Path) -> dict[str, _Place]:
     return result
 
 
-def _copied(folder: Path, into: Path) -> Path:
-    """A hidden copy of a folder's files beside the folder that is to be made."""
+def _copy(folder: Path, into: Path) -> Path:
+    """Return a hidden copy of a folder's files beside the folder that is to be made."""
     if into.resolve() == folder.resolve():
         raise UnmovableError(f"{into} is the checkpoint itself; name another folder to write to.")
     if into.exists() and not into.is_dir():
@@ -289,7 +289,7 @@ def _copied(folder: Path, into: Path) -> Path:
 
 
 def _parts(folder: Path) -> list[str]:
-    """Folders within one that a sentence-transformers model is loaded from as well; others are not copied."""
+    """Return folders within one that a sentence-transformers model is loaded from as well; others are not copied."""
     try:
         listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         named = [str(entry.get("path") or "") for entry in listed]

@@ -39,15 +39,15 @@ _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 
 
 @contextmanager
-def _relaxed() -> Iterator[None]:
-    """Within it, functions of single entries pass charges on as ReLU does, and norms as if they were not there."""
+def _relaxed_rules() -> Iterator[None]:
+    """Let elementwise functions pass charges on as ReLU does, and norms as the identity does."""
     from conserved.inference.capture import ValueRef
     from conserved.inference.engine import ReadPart
     from conserved.inference.reindexing import Renumber
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
     from conserved.inference.rules.step import fix_all, number
-    from conserved.inference.rules.sums import added
+    from conserved.inference.rules.sums import add
     from conserved.inference.types import FIXED, Field, Type
 
     def entrywise(s: Step) -> Any:
@@ -74,7 +74,7 @@ def _relaxed() -> Iterator[None]:
                 within = [factor for factor in result.factors if set(factor.dims) <= set(dims)]
                 fields = [Field(tuple(map(dims.index, factor.dims)), factor.atoms, factor.weight) for factor in within]
                 known = first_use(s.engine, known, fields, role="bias", entries=False)
-            result = added(s.engine, result, renumber.type(known))
+            result = add(s.engine, result, renumber.type(known))
         return [Type(result.factors)] + [FIXED] * (len(s.operation.results) - 1)
 
     def size(s: Step) -> Any:
@@ -99,7 +99,7 @@ def _relaxed() -> Iterator[None]:
 
 
 def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[Symmetry]:
-    """Axes of parameters that move together in the relaxed program, with the parameters in `still` left alone."""
+    """Return axes of parameters that move together in the relaxed program, leaving those in `still` alone."""
     from conserved.inference.infer import recognize_unchecked
 
     parameters = dict(model.named_parameters())
@@ -107,7 +107,7 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
         for name in still:
             parameters[name].requires_grad_(False)
         try:
-            with _relaxed():
+            with _relaxed_rules():
                 law_set = recognize_unchecked(model, *call.args, **call.kwargs)
         finally:
             for name in still:
@@ -116,19 +116,19 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
 
 
 def _movable(symmetry: Symmetry, tensors: Tensors) -> bool:
-    """Whether all that a symmetry moves is plain numbers."""
+    """Return whether all that a symmetry moves is plain numbers."""
     return all(is_plain(tensors[name]) and tensors[name].dtype in STORED for name in symmetry.parameters)
 
 
 def output_vector(model: nn.Module, call: Call) -> Tensor:
-    """All numbers a model returns, as one vector."""
+    """Return all numbers a model returns, as one vector."""
     with torch.no_grad():
         outputs = [t for t in tree_leaves(call_with(model, call)) if isinstance(t, Tensor) and t.is_floating_point()]
     return torch.cat([t.detach().double().flatten() for t in outputs])
 
 
 def _after(model: nn.Module, steps: Sequence[tuple[Symmetry, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
-    """Parameters in float64, moved along some symmetries: those that moved, and those asked for."""
+    """Return parameters in float64, moved along some symmetries: those that moved, and those asked for."""
     own = dict(model.named_parameters())
     every = dict.fromkeys([*names, *(name for symmetry, _ in steps for name in symmetry.parameters)])
     work = {name: own[name].detach().to(torch.float64, copy=True).contiguous() for name in every}
@@ -138,7 +138,7 @@ def _after(model: nn.Module, steps: Sequence[tuple[Symmetry, Tensor]], names: Se
 
 
 def _outputs_at(model: nn.Module, call: Call, at: Tensors) -> Tensor:
-    """What a model returns with other values of some parameters, which are put back."""
+    """Return what a model returns with other values of some parameters, which are put back."""
     own = dict(model.named_parameters())
     former = {name: own[name].detach().clone() for name in at}
     try:
@@ -157,7 +157,8 @@ def holds(
     elements: Sequence[Tensor],
     first: Sequence[tuple[Symmetry, Tensor]] = (),
 ) -> bool:
-    """Whether outputs stay when a symmetry is moved by each element, after `first`, and see its largest leg alone.
+    """Return whether outputs stay when a symmetry is moved by each element, after `first`, and see its largest leg
+    alone.
 
     What outputs do not see, as everything before a head of zeros, is not known to be a symmetry and does not hold.
     """
@@ -185,7 +186,7 @@ def holds(
 
 
 def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs: Any) -> list[Symmetry]:
-    """Units of a model that are alike and may change places: hidden units, channels, heads. Each is probed.
+    """Return units of a model that are alike and may change places: hidden units, channels, heads. Each is probed.
 
     Args:
         model: a module.
@@ -206,8 +207,8 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
         if s.n > 1
     ]
     own = dict(model.named_parameters())
-    symmetries = _joined(units) + [head for head in _heads(laws) if _movable(head, own)]
-    return _numbered([s for s in symmetries if holds(model, call, s, _cycles(s.n))])
+    symmetries = _join(units) + [head for head in _heads(laws) if _movable(head, own)]
+    return _number([s for s in symmetries if holds(model, call, s, _cycles(s.n))])
 
 
 def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry]:
@@ -222,22 +223,22 @@ def coupled_spaces(model: nn.Module, *args: Any, **kwargs: Any) -> list[Symmetry
         **kwargs: more example inputs, by name.
     """
     spaces = [s for s in candidates(model, example_call(model, args, kwargs)) if s.n > 1]
-    return _numbered(
+    return _number(
         [
             replace(s, kind=Exchange(), legs=tuple(Leg(leg.view) for leg in s.legs), family="units", source="probed")
-            for s in _joined(spaces)
+            for s in _join(spaces)
         ]
     )
 
 
 def _cycles(n: int) -> list[Tensor]:
-    """The cycle of all n and that of all but one, which together make every permutation."""
+    """Return the cycle of all n and that of all but one, which together make every permutation."""
     order = torch.arange(n)
     return [order.roll(1), torch.cat([order[:-1].roll(1), order[-1:]])][: n - 1]
 
 
-def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
-    """Candidates that share a leg move together, as the two branches of a gated network do."""
+def _join(units: Sequence[Symmetry]) -> list[Symmetry]:
+    """Return candidates that share a leg move together, as the two branches of a gated network do."""
     groups: list[list[Symmetry]] = []
     for unit in units:
         views = {leg.view for leg in unit.legs}
@@ -251,8 +252,8 @@ def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
     return result
 
 
-def _numbered(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
-    """With names of their own."""
+def _number(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
+    """Give symmetries names of their own."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     result = []
     for symmetry in symmetries:
@@ -263,7 +264,7 @@ def _numbered(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
 
 
 def _heads(laws: LawSet) -> list[Symmetry]:
-    """Heads as units: symmetries that lie side by side in the same parameters, all of a block together."""
+    """Return heads as units: symmetries that lie side by side in the same parameters, all of a block together."""
     groups: dict[tuple[Any, ...], list[Symmetry]] = defaultdict(list)
     for s in laws.symmetries:
         if s.family not in ABOUT_GRADIENTS and not s.kind.linear and s.part and s.kind.shared != "nothing":
@@ -282,12 +283,12 @@ def _heads(laws: LawSet) -> list[Symmetry]:
 
 
 def _attention(symmetry: Symmetry) -> str:
-    """The innermost module that holds the first leg's layer."""
+    """Return the innermost module that holds the first leg's layer."""
     return symmetry.legs[0].view.parameter.rpartition(".")[0].rpartition(".")[0]
 
 
 def _side_by_side(group: Sequence[Symmetry]) -> list[Leg]:
-    """For every place in the legs of a group of heads, the view whose rows are the heads."""
+    """Return for every place in the legs of a group of heads, the view whose rows are the heads."""
     legs = []
     for index in range(len(group[0].legs)):
         views = [symmetry.legs[index].view for symmetry in group]
@@ -314,7 +315,10 @@ def _side_by_side(group: Sequence[Symmetry]) -> list[Leg]:
 
 
 def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
-    """Elements that make the gains of norms one, their scales going to the maps that read them; positive gains only."""
+    """Return elements that make the gains of norms one, their scales going to the maps that read them.
+
+    Positive gains only.
+    """
     gains = {}
     for symmetry in laws.symmetries:
         gain = symmetry.legs[0]
@@ -329,7 +333,7 @@ def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
 
 
 def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry], dict[Symmetry, Tensor]]:
-    """Spaces that allow rotations once gains are folded into their readers, and the elements that fold them.
+    """Return spaces that allow rotations once gains are folded into their readers, and the elements that fold them.
 
     Of a space whose norms centre, the rotations that keep (1, …, 1) are left; such a space has the family
     "rotation_about_ones". Without any such space nothing is folded.
@@ -350,11 +354,11 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
             rotations.append(rotation)
         elif space.n > 2 and holds(model, call, rotation, [keeping_ones(g) for g in _turns(space.n - 1)], first):
             rotations.append(replace(rotation, kind=RotationAboutOnes(), family="rotation_about_ones"))
-    return _numbered(rotations), folds if rotations else {}
+    return _number(rotations), folds if rotations else {}
 
 
 def _turns(n: int) -> list[Tensor]:
-    """Two orthogonal matrices in general position, one of them a mirror: a space that allows both allows any."""
+    """Return two orthogonal matrices in general position, one of them a mirror: a space that allows both allows any."""
     generator = torch.Generator().manual_seed(0)
     turns = [torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for _ in range(2)]
     for matrix, sign in zip(turns, (1, -1), strict=True):
@@ -363,7 +367,7 @@ def _turns(n: int) -> list[Tensor]:
 
 
 def keeping_ones(matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n n"]:
-    """A rotation of the space across (1, …, 1) from any invertible matrix of one size less."""
+    """Return a rotation of the space across (1, …, 1) from any invertible matrix of one size less."""
     n = matrix.shape[0] + 1
     mirror = across_ones(n)
     inner = torch.eye(n, dtype=torch.float64)

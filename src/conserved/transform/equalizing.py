@@ -120,7 +120,7 @@ def equalize(
         streams, folds = rotatable(target, Call(args, kwargs), LawSet(symmetries=tuple(known)))
         known += streams
         chooser = Incoherent(seed, folds)
-    skipped = {s.name: why for s in known if (why := _left_alone(s, chooser, approximate=approximate))}
+    skipped = {s.name: why for s in known if (why := _untouched_names(s, chooser, approximate=approximate))}
     # A common shift of what is scaled later stays zero; the other way round it would not.
     usable = sorted(
         (symmetry for symmetry in known if symmetry.name not in skipped),
@@ -198,7 +198,7 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
             for parameter in symmetry.parameters:
                 weights.movable(parameter, symmetry)
     except UnmovableError as problem:
-        return _refused(members, problem, skipped)
+        return _refusal(members, problem, skipped)
     with torch.no_grad():
         names = dict.fromkeys(p for s in members for p in s.parameters)
         work = {name: weights.read(name, chooser.precision) for name in names}
@@ -214,7 +214,7 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
     try:
         weights.write(work)
     except UnmovableError as problem:
-        return _refused(members, problem, skipped)
+        return _refusal(members, problem, skipped)
     return _Group(
         elements=elements,
         values=({name: start[name] for name in end}, end),
@@ -223,13 +223,13 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
     )
 
 
-def _refused(members: Sequence[Symmetry], problem: UnmovableError, skipped: dict[str, str]) -> _Group:
-    """A group that stays as it is, and why."""
+def _refusal(members: Sequence[Symmetry], problem: UnmovableError, skipped: dict[str, str]) -> _Group:
+    """Return a group that stays as it is, and why."""
     skipped |= {symmetry.name: str(problem) for symmetry in members}
     return _Group(elements={}, values=({}, {}), laws=({}, {}), sweeps=0)
 
 
-def _left_alone(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:
+def _untouched_names(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:
     if not symmetry.kind.movable:
         return symmetry.kind.undefined()
     if symmetry.family in ABOUT_GRADIENTS:

@@ -65,7 +65,7 @@ def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextmanager
 def as_a_function(model: nn.Module) -> Iterator[None]:
-    """Within it the model is in evaluation mode, its floating-point parameters are free, and padding is a row like any.
+    """Put the model in evaluation mode, free its floating-point parameters and treat padding as any row.
 
     A table's `padding_idx` stays readable: some models ask for it.
     """

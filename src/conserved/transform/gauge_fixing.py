@@ -20,14 +20,14 @@ from conserved.transform.objectives import is_matrix
 
 
 def is_gain(symmetry: Symmetry) -> bool:
-    """Whether a symmetry scales the gain of a norm against the maps that read it."""
+    """Return whether a symmetry scales the gain of a norm against the maps that read it."""
     gain = symmetry.legs[0]
     exact = symmetry.exact and isinstance(symmetry.kind, Scaling)
     return exact and symmetry.family == "gain" and not is_matrix(gain) and gain.degree == 1
 
 
 def folding(symmetry: Symmetry, gain: Tensor) -> Tensor:
-    """The element that makes the entries of a gain one or minus one; entries that are zero stay."""
+    """Return the element that makes the entries of a gain one or minus one; entries that are zero stay."""
     values = symmetry.legs[0].view.of_point(gain.detach())[:, 0].double().abs()
     return torch.where(values > 0, 1 / values.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 

@@ -16,7 +16,7 @@ from conserved.transform.objectives import Objective, is_matrix, row_ranges
 
 
 def hadamard(n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n n"]:
-    """An orthogonal n × n matrix that spreads every axis over all: a Hadamard matrix with random signs.
+    """Return an orthogonal n × n matrix that spreads every axis over all: a Hadamard matrix with random signs.
 
     Where n is not a power of two it is the Kronecker product of the largest Hadamard factor and a random rotation.
     """
@@ -59,7 +59,7 @@ class Incoherent(Objective):
         return symmetry.kind.rotation_element(matrix)
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
-        """The largest coherence of a matrix: its largest entry over its root mean square."""
+        """Return the largest coherence of a matrix: its largest entry over its root mean square."""
         values = [0.0]
         for leg in filter(is_matrix, symmetry.legs):
             matrix = leg.view.matrix(work[leg.view.parameter])

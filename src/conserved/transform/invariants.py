@@ -66,7 +66,7 @@ def partners(spaces: Sequence[Symmetry]) -> list[tuple[View, View]]:
 
 
 def _elsewhere(near: set[int], spaces: Sequence[Symmetry], left: View, right: View) -> bool:
-    """Whether a space that moves only one of two parameters touches the entries that a leg has there."""
+    """Return whether a space that moves only one of two parameters touches the entries that a leg has there."""
     return any(bool((_labels(spaces[t], view) >= 0).any()) for t in near for view in (left, right))
 
 
@@ -75,7 +75,7 @@ def _alike(space: Symmetry, left: View, right: View) -> bool:
 
 
 def _labels(space: Symmetry, view: View) -> Tensor:
-    """For every entry of a leg, the row of the space that it belongs to; −1 where it belongs to none."""
+    """Return for every entry of a leg, the row of the space that it belongs to; −1 where it belongs to none."""
     labels = torch.full(view.shape, -1.0)
     for leg in space.legs:
         if leg.view.parameter == view.parameter:

@@ -46,7 +46,7 @@ def mappings(
     laws: LawSet | None = None,
     **kwargs: Any,
 ) -> list[LayerMapping] | list[dict[str, Any]]:
-    """The layers of a model that can be smoothed, and the layers that have to be balanced for it.
+    """Return the layers of a model that can be smoothed, and the layers that have to be balanced for it.
 
     Args:
         model: a module of any architecture; one forward pass is run.
@@ -70,7 +70,7 @@ def mappings(
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
     scalable = [(s, readers(s, sizes)) for s in symmetries.symmetries if s.exact and s.kind.scales_rows]
-    plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
+    plain = _merge([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     return plain if format == "plain" else in_format(model, plain, format)
 
 
@@ -126,8 +126,8 @@ def _modules(legs: Iterable[Leg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leg.view.parameter.rpartition(".")[0] for leg in legs))
 
 
-def _merged(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
-    """Heads of one pair of layers are one mapping."""
+def _merge(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
+    """Merge the heads of one pair of layers into one mapping."""
     together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for mapping in mappings:
         together[mapping.smooth, mapping.balance].append(mapping)
@@ -145,7 +145,10 @@ def _merged(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
 
 
 def patterns(plain: Sequence[LayerMapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
-    """Mappings of layers that are alike as one pattern, where it finds them and no other modules; or one for each."""
+    """Return mappings of layers that are alike as one pattern, where it finds them and no other modules.
+
+    Or one for each.
+    """
     groups: dict[tuple[str, tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for member in plain:
         groups[_template(member.smooth[0]), tuple(map(_template, member.balance))].append(member)

@@ -114,7 +114,7 @@ def move(
 
 
 def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[Symmetry, Tensor]]:
-    """Symmetries with checked elements; names are looked up."""
+    """Return symmetries with checked elements; names are looked up."""
     known = {symmetry.name: symmetry for symmetry in (laws.symmetries if isinstance(laws, LawSet) else laws)}
     result = []
     for key, element in elements.items():
@@ -134,7 +134,7 @@ def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[
 def sharing_tensors(
     steps: Sequence[tuple[Symmetry, Tensor]],
 ) -> Iterator[list[tuple[Symmetry, Tensor]]]:
-    """Steps that share tensors, together; each group by itself leaves the function unchanged."""
+    """Yield steps that share tensors, together; each group by itself leaves the function unchanged."""
     groups: list[tuple[set[str], list[int]]] = []
     for index, (symmetry, _) in enumerate(steps):
         names, members = set(symmetry.parameters), [index]
@@ -196,7 +196,7 @@ def write(view: View, tensor: Tensor, matrix: Tensor) -> None:
 
 
 def notes(symmetries: Iterable[Symmetry]) -> list[str]:
-    """What has to be said about moving along these symmetries, one line for each kind of caveat."""
+    """Return what has to be said about moving along these symmetries, one line for each kind of caveat."""
     several: dict[str, list[str]] = defaultdict(list)
     for symmetry in symmetries:
         if not symmetry.exact:
@@ -219,7 +219,7 @@ def notes(symmetries: Iterable[Symmetry]) -> list[str]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is its own numbers, perhaps in shards, and no code of a quantiser's."""
+    """Return whether a tensor is its own numbers, perhaps in shards, and no code of a quantiser's."""
     return type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "full_tensor")
 
 
@@ -238,7 +238,10 @@ class Weights:
         self.written: list[str] = []
 
     def _tied(self, known: frozenset[str]) -> dict[str, list[str]]:
-        """Names in a dictionary that stand for one tensor: the same memory, or an unknown name with equal numbers."""
+        """Return names in a dictionary that stand for one tensor.
+
+        The same memory, or an unknown name with equal numbers.
+        """
         memory: dict[object, str] = {}
         names_by_tensor: dict[str, list[str]] = defaultdict(list)
         unmatched = [name for name in self._tensors if known and name not in known]
@@ -286,18 +289,21 @@ class Weights:
             )
 
     def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
-        """A contiguous copy in the precision it is stored in, or in a higher one; of a sharded tensor all of it."""
+        """Return a contiguous copy in the precision it is stored in, or in a higher one.
+
+        Of a sharded tensor all of it.
+        """
         tensor = self._tensors[name].detach()
         dtype = torch.promote_types(tensor.dtype, least)
         return whole(tensor).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     @contextmanager
     def complete(self) -> Iterator[None]:
-        """Within it tensors are written; those that are kept elsewhere appear at its end, or not at all."""
+        """Collect the tensors that are written; those kept elsewhere appear at the end, or not at all."""
         yield
 
     def rounded(self, name: str, moved: Tensor, dtype: torch.dtype) -> Tensor:
-        """A moved tensor in the precision it is stored in; refused if numbers left its range, above or below."""
+        """Return a moved tensor in the precision it is stored in; refused if numbers left its range, above or below."""
         result = moved.to(dtype)
         if not bool(torch.isfinite(result).all()):
             if not bool(torch.isfinite(self.read(name)).all()):

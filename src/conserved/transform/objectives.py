@@ -28,7 +28,7 @@ class Objective(ABC):
     """The least precision that elements are looked for in; they are applied in float64 whatever it is."""
 
     def applies(self, symmetry: Symmetry) -> bool:
-        """Whether the objective has something to say about a symmetry.
+        """Return whether the objective has something to say about a symmetry.
 
         Args:
             symmetry: a symmetry of the model.
@@ -40,7 +40,7 @@ class Objective(ABC):
 
     @abstractmethod
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
-        """The best element for one symmetry.
+        """Return the best element for one symmetry.
 
         Args:
             symmetry: the symmetry.
@@ -55,7 +55,7 @@ class Objective(ABC):
 
     @abstractmethod
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
-        """The number that is made small.
+        """Return the number that is made small.
 
         Args:
             symmetry: the symmetry.
@@ -66,7 +66,7 @@ class Objective(ABC):
         """
 
     def rank(self, symmetry: Symmetry) -> int:
-        """The place of a symmetry in the order of moves.
+        """Return the place of a symmetry in the order of moves.
 
         Args:
             symmetry: the symmetry.
@@ -77,7 +77,7 @@ class Objective(ABC):
         return 0
 
     def applied(self, symmetry: Symmetry, element: Tensor) -> None:  # noqa: B027
-        """Called after every element that was applied, for objectives that keep more than the weights.
+        """Update the objective after an element was applied, if it keeps more than the weights.
 
         Args:
             symmetry: the symmetry that was moved.
@@ -99,25 +99,28 @@ class Balanced(Objective):
         return symmetry.kind.least_norm_element(symmetry.matrices(work), symmetry.degrees)
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
-        """The size of the law against the terms it is made of."""
+        """Return the size of the law against the terms it is made of."""
         law = symmetry.law(work)
         size = sum(float(row_dots(matrix, matrix).sum()) for matrix in symmetry.matrices(work))
         return float(torch.linalg.vector_norm(law)) / size if size else 0.0
 
 
 def is_matrix(leg: Leg) -> bool:
-    """Whether the leg lies in a parameter that quantisers store in few bits; gains and biases stay as they are."""
+    """Return whether the leg lies in a parameter that quantisers store in few bits.
+
+    Gains and biases stay as they are.
+    """
     return sum(size > 1 for size in leg.view.shape) > 1
 
 
 def ranges(symmetry: Symmetry, work: Tensors, legs: Sequence[Leg]) -> Float[Tensor, " units"]:
-    """The largest absolute value in every unit, over legs."""
+    """Return the largest absolute value in every unit, over legs."""
     ranges_by_leg = [symmetry.kind.by_unit(row_ranges(leg, work), "amax") for leg in legs]
     return torch.stack(ranges_by_leg).amax(0).to(torch.float64)
 
 
 def row_ranges(leg: Leg, work: Tensors) -> Float[Tensor, " n"]:
-    """The largest absolute value in every row of a leg, without a copy of it."""
+    """Return the largest absolute value in every row of a leg, without a copy of it."""
     view = leg.view
     faced = view.face(work[view.parameter])
     columns = tuple(range(len(view.axes), faced.ndim))

@@ -52,7 +52,7 @@ class Noise:
 
 
 def reader_noise(name: str, weight: Float[Tensor, "..."], sizes: ChannelSizes) -> Noise:
-    """The noise in what a weight makes of the channels it reads."""
+    """Return the noise in what a weight makes of the channels it reads."""
     squares = sizes.squares[name].expand(weight.shape)
     signal = float((weight.square() * squares).sum())
     if not signal:

@@ -242,14 +242,14 @@ def fit_to_scheme(
 
 
 def _elements(source: Weights, symmetries: Sequence[Symmetry], objective: str | Objective, skipped: Any) -> Motion:
-    """The elements an objective chooses, in order; nothing is written."""
+    """Return the elements an objective chooses, in order; nothing is written."""
     equalized = equalize(FixedGauge(source), laws=list(symmetries), objective=objective)
     skipped |= equalized.skipped
     return [(s, s.kind.inverse(element)) for s, element in reversed(list(equalized.moved.inverse.items()))]
 
 
 def _best_of_groups(moves: dict[str, Motion], judge: _Judge) -> Motion:
-    """For each group of tensors that move together, the steps of the objective that rounds it best."""
+    """Return for each group of tensors that move together, the steps of the objective that rounds it best."""
     every = [step for steps in moves.values() for step in steps]
     groups = [{name for s, _ in group for name in s.parameters} for group in sharing_tensors(every)]
     chosen: Motion = []
@@ -279,7 +279,7 @@ class _Judge:
         return moved
 
     def errors(self, elements: Motion, names: Iterable[str] | None = None) -> dict[str, float]:
-        """The relative error of every rounded weight: root mean square over its outputs."""
+        """Return the relative error of every rounded weight: root mean square over its outputs."""
         moved, result = self._moved(elements), {}
         for layer in self.layers:
             if names is None or layer.parameter in names:
@@ -292,7 +292,7 @@ class _Judge:
         return result
 
     def total(self, elements: Motion) -> float:
-        """The measure: relative change of outputs on batches or, without any, the error of weights."""
+        """Return the measure: relative change of outputs on batches or, without any, the error of weights."""
         if not self.calls:
             errors = self.errors(elements)
             return (sum(value**2 for value in errors.values()) / max(len(errors), 1)) ** 0.5

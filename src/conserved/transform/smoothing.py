@@ -47,7 +47,7 @@ class Activation(Objective):
         check_smoothing(self.alpha, self.statistic, self.spaces, self.rounded)
 
     def rank(self, symmetry: Symmetry) -> int:
-        """Gains come first: what the weights behind them read is then as it will be."""
+        """Order gains first, so that the weights behind them are read as they will be."""
         return int(any(is_matrix(leg) for leg in makers(symmetry, self._reading(symmetry))))
 
     def applies(self, symmetry: Symmetry) -> bool:
@@ -74,7 +74,9 @@ class Activation(Objective):
         self.sizes = self._moved(symmetry, element)
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
-        """Noise over signal with weights and inputs in eight bits and one step per tensor, at the noisiest reader."""
+        """Return noise over signal with weights and inputs in eight bits and one step per tensor, at the noisiest
+        reader.
+        """
         names = dict.fromkeys(leg.view.parameter for leg in self._reading(symmetry))
         noises = [reader_noise(name, work[name], self.sizes) for name in names]
         return max(((noise.tensor + noise.inputs) / (12 * 127**2) for noise in noises), default=0.0)
@@ -85,7 +87,7 @@ class Activation(Objective):
         return self._known[symmetry]
 
     def _asked(self, symmetry: Symmetry, reading: Sequence[Leg], work: Tensors) -> Float[Tensor, " units"]:
-        """The scales of legs of degree one that SmoothQuant asks for."""
+        """Return the scales of legs of degree one that SmoothQuant asks for."""
         table = self.sizes.largest if self.statistic == "max" else self.sizes.mean
         size = torch.stack([_rows(leg, table).amax(1) for leg in reading]).amax(0)
         weight = ranges(symmetry, work, reading_side(symmetry, reading))
@@ -96,7 +98,7 @@ class Activation(Objective):
     def _noise(
         self, symmetry: Symmetry, reading: Sequence[Leg], making: Sequence[Leg], work: Tensors, sizes: ChannelSizes
     ) -> Noise:
-        """What rounding would do to the readers of a space and, through it, to its makers."""
+        """Return what rounding would do to the readers of a space and, through it, to its makers."""
         total = Noise()
         for name in dict.fromkeys(leg.view.parameter for leg in reading):
             total += reader_noise(name, work[name], sizes)
@@ -111,7 +113,7 @@ class Activation(Objective):
         return total
 
     def _moved(self, symmetry: Symmetry, element: Tensor) -> ChannelSizes:
-        """The sizes of channels after an element has been applied."""
+        """Return the sizes of channels after an element has been applied."""
         sizes: dict[str, dict[str, Tensor]] = {key: dict(getattr(self.sizes, key)) for key in _MOVING}
         s = symmetry.kind.act(element, torch.ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
         for leg in self._reading(symmetry):
@@ -141,17 +143,17 @@ def check_smoothing(alpha: int | float, statistic: str, spaces: str, rounded: st
 
 
 def _has_channels(symmetry: Symmetry, reading: Sequence[Leg]) -> bool:
-    """Whether scaling a space scales channels that are read in one direction only."""
+    """Return whether scaling a space scales channels that are read in one direction only."""
     return symmetry.kind.scales_rows and len({leg.degree for leg in reading}) == 1
 
 
 def readers(symmetry: Symmetry, sizes: Mapping[str, Tensor]) -> list[Leg]:
-    """Legs along which a parameter was seen to be contracted with activations."""
+    """Return legs along which a parameter was seen to be contracted with activations."""
     return [leg for leg in symmetry.legs if leg.view.parameter in sizes and _along(leg, sizes[leg.view.parameter])]
 
 
 def reading_side(symmetry: Symmetry, seen: Sequence[Leg]) -> list[Leg]:
-    """All legs that read a space, given some that were seen to: weights that move as these do.
+    """Return all legs that read a space, given some that were seen to: weights that move as these do.
 
     A weight that is copied before it is used, as experts are that tokens gather, is not seen to be read.
     """
@@ -160,18 +162,18 @@ def reading_side(symmetry: Symmetry, seen: Sequence[Leg]) -> list[Leg]:
 
 
 def makers(symmetry: Symmetry, seen: Sequence[Leg]) -> list[Leg]:
-    """The other legs."""
+    """Return the other legs."""
     reading = reading_side(symmetry, seen)
     return [leg for leg in symmetry.legs if leg not in reading]
 
 
 def _rows(leg: Leg, sizes: Mapping[str, Tensor]) -> Float[Tensor, "n m"]:
-    """The sizes of the activations that a leg meets, in its own places."""
+    """Return the sizes of the activations that a leg meets, in its own places."""
     return leg.view.matrix(sizes[leg.view.parameter].expand(leg.view.shape)).to(torch.float64)
 
 
 def _along(leg: Leg, statistic: Tensor) -> bool:
-    """Whether the rows of a leg are the channels that a statistic distinguishes."""
+    """Return whether the rows of a leg are the channels that a statistic distinguishes."""
     numbers = torch.arange(statistic.numel()).reshape(statistic.shape)
     seen = leg.view.matrix(numbers.expand(leg.view.shape))
     rows = seen.amin(1)

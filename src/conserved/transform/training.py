@@ -73,7 +73,7 @@ class EqualizeEvery:
             self.move()
 
     def move(self) -> Equalized:
-        """Equalise now."""
+        """Return equalise now."""
         self.last = equalize(self.model, laws=self.symmetries, objective=self.objective)
         if self.optimizer is not None:
             undone = list(self.last.moved.inverse.items())
@@ -106,7 +106,7 @@ def carry(
 
 
 def _squares(kind: Kind, element: Tensor, n: int, degree: Degree) -> Float[Tensor, "n n"]:
-    """The squared entries of the matrix that a leg of n rows is moved by."""
+    """Return the squared entries of the matrix that a leg of n rows is moved by."""
     return kind.act(element, torch.eye(n, dtype=torch.float64), degree).square()
 
 

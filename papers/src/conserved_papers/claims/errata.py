@@ -64,7 +64,7 @@ CLASSES = """\
 | proved, all sizes | A machine checks every step, or a symbolic identity carries it, for every size. |
 | proved, one size | A certificate in ball arithmetic, or exact arithmetic, at the sizes that the verdict names. |
 | argued | A proof for every size that is written out in full, with a step that no machine checks. |
-| measured | Floating point, over the cases and against the limits that stand in brackets. |
+| measured | Floating point, over the cases and against the limits in small print. |
 | proxy | The statement is about models that are not at hand; a stand-in was measured. |
 | gap, repaired | A step of a proof fails or is missing. The result stands, and the repair is given. |
 | overclaim | True with a condition that the source states neither there nor in its definitions. |

@@ -21,6 +21,14 @@ ARITHMETIC = {"half": "half precision", "pieces": "float32 in pieces", "single":
 
 FINENESS = tuple(ARITHMETIC)
 
+STAND_INS = {
+    "cifar": "Fashion-MNIST",
+    "imagenet": "Fashion-MNIST",
+    "penn": "the King James Bible",
+    "wikitext": "the King James Bible",
+}
+"""The data of the stored runs, by recipe."""
+
 
 def runs_that_count(runs: Sequence[LongRun]) -> dict[str, LongRun]:
     """The runs that count: of every recipe the longest in the finest arithmetic, and one in float64 if that is another.
@@ -102,13 +110,6 @@ def in_squares(recipe: str, family: str) -> list[float]:
     return result
 
 
-def second_order(recipe: str, family: str) -> Evidence:
-    """Return how the drift that exact steps make grew in a stored run."""
-    found = ", ".join(f"{value:.2f}" for value in stored()[recipe]["laws"][family]["in_squares"])
-    what = f"exponent of Σ τ_i² μ(G_i, G_i) in Σ τ_i², {family}, early, in the middle and late, {_run(recipe)}"
-    return Evidence(what=what, value=found)
-
-
 def drifted(recipe: str, family: str) -> Evidence:
     """Return how far a law went in a stored run."""
     what = f"relative drift, gradients in {ARITHMETIC[stored()[recipe]['products']]}, {_run(recipe)}"
@@ -136,6 +137,11 @@ def trained_encoder() -> dict[str, Any]:
     return summary
 
 
+def run_name(recipe: str) -> str:
+    """Return what a stored run is called: its recipe, and the data that stood in for the paper's."""
+    return f"full-size run {recipe} on {STAND_INS[recipe.partition(',')[0]]}"
+
+
 def _run(recipe: str) -> str:
     run = stored()[recipe]
-    return f"stored run {recipe}, {run['steps']:,} of {run['planned']:,} steps"
+    return f"{run_name(recipe)}, {run['steps']:,} of {run['planned']:,} steps"

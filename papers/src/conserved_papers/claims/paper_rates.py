@@ -156,7 +156,7 @@ def rate_of(panel: FigurePanel) -> Callable[..., Verdict]:
         evidence = [
             Evidence(
                 what=f"exponent of the drift of exact steps in Σ τ_i², {law}, early, in the middle and late, "
-                f"each within {RATE_TOLERANCE} of 1, stored run {panel.recipe}",
+                f"each to be within {RATE_TOLERANCE} of 1, {full_size.run_name(panel.recipe)}",
                 value=", ".join(f"{value:.2f}" for value in values),
             )
             for law, values in found.items()

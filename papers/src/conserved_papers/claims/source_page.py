@@ -69,7 +69,7 @@ def _table(document: str, chosen: Sequence[Claim]) -> str:
     for claim in chosen:
         record = records()[claim.code]
         whose = " (ours)" if claim.whose == "ours" else ""
-        message = f"{typeset(record.message)}{typeset(_measured(record))}"
+        message = f"{typeset(record.message)}{_measured(record)}"
         if dependent(claim, records()):
             message += f" Counted with {claim.under}."
         if claim.corrected_by:
@@ -91,11 +91,12 @@ def _scope(record: Record) -> str:
 
 
 def _measured(record: Record) -> str:
-    """For a measurement its figures with their limits, or all of its figures if none has a limit."""
+    """For a measurement its figures, in small print; of more than two those with a limit."""
     if record.standing not in (Standing.MEASURED, Standing.PROXY):
         return ""
     limited = [text for text in record.evidence if "(limit" in text]
-    return f" ({'; '.join(limited or record.evidence)})"
+    shown = limited if limited and len(record.evidence) > 2 else record.evidence
+    return f" <small>{'. '.join(typeset(text[0].upper() + text[1:]) for text in shown)}.</small>"
 
 
 def linked(text: str, document: str) -> str:

@@ -93,7 +93,7 @@ class ProbedSymmetry:
 
 
 def spread(values: Tensor, leg: TensorLeg, ndim: int) -> Tensor:
-    """Numbers over the coordinates, repeated and put where the leg's axes are, to broadcast against its tensor."""
+    """Return numbers over the coordinates, repeated along the leg's axes to broadcast against its tensor."""
     for index, axis in enumerate(leg.axes):
         if axis.every > 1:
             counts = [1] * values.ndim
@@ -121,7 +121,7 @@ def gather(tensor: Tensor, leg: TensorLeg) -> Tensor:
     return result
 
 
-def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tensor) -> dict[str, Tensor]:
+def scale(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tensor) -> dict[str, Tensor]:
     """Return every leg multiplied by two to the `powers` of its coordinates, times its degree."""
     moved = dict(tensors)
     for leg in symmetry.legs:
@@ -131,7 +131,7 @@ def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tens
     return moved
 
 
-def shifted(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Tensor) -> dict[str, Tensor]:
+def shift(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Tensor) -> dict[str, Tensor]:
     """Return every leg with the amounts of its coordinates added, times its degree."""
     moved = dict(tensors)
     for leg in symmetry.legs:
@@ -140,10 +140,11 @@ def shifted(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Te
     return moved
 
 
-def mixed(
+def mix(
     symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], choice: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
-    """Every leg multiplied along its last axis by the first or second matrix, as `choice` over the other coordinates
+    """Return every leg multiplied along its last axis by the first or second matrix, as `choice` over the other
+    coordinates
     says; legs of degree −1 by the inverse transposed, which is the second of each pair."""
     moved = dict(tensors)
     for leg in symmetry.legs:
@@ -160,7 +161,7 @@ def mixed(
 
 
 def outer(left: Tensor, right: Tensor, leg: TensorLeg) -> Tensor:
-    """Σ left_i right_j over everything but the coordinates: a matrix for each of the other coordinates."""
+    """Return Σ left_i right_j over everything but the coordinates: a matrix for each of the other coordinates."""
     axes = [axis.axis for axis in leg.axes]
     rest = [index for index in range(left.ndim) if index not in axes]
 

@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scaled, shifted, spread
+from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scale, shift, spread
 from conserved.inference.probing.noise import by_row, rms, wide
 from conserved.inference.probing.numerical_function import NumericalFunction, Values
 
@@ -50,7 +50,7 @@ class Scanner:
         return named | dict(zip(self.function.out_names, self.outs, strict=True))
 
     def run(self, moved: Mapping[str, Tensor]) -> Values | None:
-        """The outputs at moved inputs; None if the function refuses them or overflows."""
+        """Return the outputs at moved inputs; None if the function refuses them or overflows."""
         self.passes += 1
         try:
             outputs = self.function.outputs([moved[name] for name in self.function.names])
@@ -61,7 +61,7 @@ class Scanner:
         return outputs if all(bool(torch.isfinite(out).all()) for out in outputs) else None
 
     def fits(self, index: int, outputs: Tensor, expected: Tensor) -> tuple[bool, float]:
-        """Whether an output is what a move predicts, up to noise; and the largest relative difference by row."""
+        """Return whether an output is what a move predicts, up to noise; and the largest relative difference by row."""
         gap = (wide(outputs) - wide(expected)).abs()
         size = by_row(wide(expected).square()).sqrt()
         before = by_row(wide(self.outs[index]).square()).sqrt()
@@ -89,7 +89,7 @@ class Scanner:
         return self.few and self.unit > _SINGLE
 
     def tells(self, name: str, group: Group) -> bool:
-        """Whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
+        """Return whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
         shift = group is Group.TRANSLATION
         if (name, shift) not in self.known:
             tensors = self.tensors
@@ -101,7 +101,7 @@ class Scanner:
         return self.known[name, shift]
 
     def _shows(self, values: Values) -> bool:
-        """Whether every output that changed at all, and at least one, changed far beyond its rounding."""
+        """Return whether every output that changed at all, and at least one, changed far beyond its rounding."""
         changed = []
         for out, before, noise in zip(values, self.outs, self.noise, strict=True):
             if not torch.equal(out, before):
@@ -110,7 +110,7 @@ class Scanner:
         return bool(changed) and all(changed)
 
     def field(self, sizes: Sequence[int], choices: Sequence[float]) -> Tensor:
-        """Random numbers from `choices` over the coordinates, not all equal where there is more than one."""
+        """Return random numbers from `choices` over the coordinates, not all equal where there is more than one."""
         options = torch.tensor(choices, dtype=torch.float64)
         signs = options[torch.randint(len(choices), tuple(sizes), generator=self.generator)]
         flat = signs.view(-1)
@@ -119,14 +119,14 @@ class Scanner:
         return signs.to(self.outs[0].device)
 
     def leg(self, name: str, axes: Sequence[Axis], degree: float = 1.0) -> TensorLeg:
-        """A leg of the input or output of that name."""
+        """Return a leg of the input or output of that name."""
         output = name in self.function.out_names
         names = self.function.out_names if output else self.function.names
         return TensorLeg(name=name, place=names.index(name), output=output, axes=tuple(axes), degree=degree)
 
 
 def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
-    """How well the outputs follow a move of the inputs; None if the function could not be run there."""
+    """Return how well the outputs follow a move of the inputs; None if the function could not be run there."""
     outputs = scanner.run(moved)
     if outputs is None:
         return None
@@ -150,8 +150,8 @@ in half precision."""
 _FINE = (torch.float32, torch.float64)
 
 
-def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
-    """The symmetry with the error that more random moves leave, or None if one of them refutes it."""
+def confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
+    """Return the symmetry with the error that more random moves leave, or None if one of them refutes it."""
     errors, exact = [], True
     drawn: list[Tensor] = []
     # floor(x + 1) = floor(x) + 1: a shift that holds for moves of all powers of two must hold for small ones too.
@@ -159,16 +159,16 @@ def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | No
     shifts = (0.5, 1.0, 2.0, 4.0, small)
     rounds = 4 if symmetry.group is Group.SCALING else 5
     for round_ in range(_MOST_ROUNDS):
-        if round_ >= rounds and _separated(drawn):
+        if round_ >= rounds and _separate(drawn):
             break
         upwards = round_ < 2
         if symmetry.group is Group.SCALING:
             drawn.append(scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
-            moved = scaled(symmetry, scanner.tensors, drawn[-1])
+            moved = scale(symmetry, scanner.tensors, drawn[-1])
         else:
             drawn.append(scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)))
             size = _shift_size(scanner, symmetry) * shifts[round_ % len(shifts)]
-            moved = shifted(symmetry, scanner.tensors, drawn[-1] * size)
+            moved = shift(symmetry, scanner.tensors, drawn[-1] * size)
         degrees = judge(scanner, symmetry, moved)
         nearly = NEARLY if upwards else 16 * NEARLY
         if degrees is None or not (degrees[0] or (symmetry.group is Group.SCALING and degrees[1] <= nearly)):
@@ -178,8 +178,11 @@ def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | No
     return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
 
 
-def _separated(fields: Sequence[Tensor]) -> bool:
-    """Whether every two coordinates moved differently at least once: otherwise two that are exchanged look alike."""
+def _separate(fields: Sequence[Tensor]) -> bool:
+    """Return whether every two coordinates moved differently at least once.
+
+    Otherwise two that are exchanged look alike.
+    """
     moves = torch.stack([field.flatten() for field in fields], 1)
     # Among many coordinates a function that exchanges some exchanges others too, and one pair is enough to see it.
     return moves.shape[0] > _MANY_COORDINATES or moves.unique(dim=0).shape[0] == moves.shape[0]
@@ -191,7 +194,7 @@ def _shift_size(scanner: Scanner, symmetry: ProbedSymmetry) -> float:
 
 
 def _divides(size: int, count: int) -> list[Axis]:
-    """How an axis of `size` may carry `count` coordinates; the axis itself is filled in later."""
+    """Return how an axis of `size` may carry `count` coordinates; the axis itself is filled in later."""
     if count == 0 or size % count:
         return []
     every = size // count
@@ -201,7 +204,10 @@ def _divides(size: int, count: int) -> list[Axis]:
 def followers(
     scanner: Scanner, group: Group, values: Values, powers: Tensor, degrees: Sequence[float], index: int
 ) -> tuple[Axis | None, ...] | None:
-    """For each output the axis along which it moved with the field, None where it stayed; None if one did neither."""
+    """Return for each output the axis along which it moved with the field, None where it stayed.
+
+    None if one did neither.
+    """
     axes: list[Axis | None] = []
     for position, out in enumerate(values):
         before = scanner.outs[position]
@@ -229,13 +235,16 @@ def followers(
 
 
 def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> list[float] | None:
-    """By which power each output follows a common factor, or by which multiple a common shift; None if it does not."""
+    """Return by which power each output follows a common factor, or by which multiple a common shift.
+
+    None if it does not.
+    """
     degrees = []
     for index, out in enumerate(values):
         before, after = wide(scanner.outs[index]), wide(out)
         if group is Group.SCALING:
             ratio = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
-            degree = round(2 * torch.tensor(max(ratio, 1e-30)).log2().item() / amount) / 2
+            degree = round(2 * torch.tensor(min(max(ratio, 1e-30), 1e30)).log2().item() / amount) / 2
             expected = before * 2.0 ** (degree * amount)
         else:
             degree = round(2 * float((after - before).mean()) / amount) / 2
@@ -248,7 +257,7 @@ def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> l
 
 
 def _carriers(shape: Sequence[int], axis: int, *, divisors: bool) -> list[Axis]:
-    """An axis with a coordinate for each entry, then with one for several entries."""
+    """Return an axis with a coordinate for each entry, then with one for several entries."""
     size = shape[axis]
     if size < 2:
         return []
@@ -264,7 +273,7 @@ def _carriers(shape: Sequence[int], axis: int, *, divisors: bool) -> list[Axis]:
 def _together(
     scanner: Scanner, group: Group, legs: Sequence[tuple[str, float]], columns: Sequence[Mapping[str, Axis]]
 ) -> list[ProbedSymmetry]:
-    """One symmetry with all coordinates if they hold jointly, else one for each."""
+    """Return one symmetry with all coordinates if they hold jointly, else one for each."""
 
     def made(chosen: Sequence[Mapping[str, Axis]]) -> ProbedSymmetry:
         first = legs[0][0]
@@ -279,20 +288,20 @@ def _together(
     for column in columns:
         if all(column[name].axis != other[name].axis for other in distinct for name in column if name in other):
             distinct.append(column)
-    joint = confirmed(scanner, made(distinct))
+    joint = confirm(scanner, made(distinct))
     if joint is not None or len(distinct) < 2:
         return [joint] if joint is not None else []
-    return [alone for column in distinct if (alone := confirmed(scanner, made([column]))) is not None]
+    return [alone for column in distinct if (alone := confirm(scanner, made([column]))) is not None]
 
 
 def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
-    """Symmetries that move one input, with or without the outputs."""
+    """Return symmetries that move one input, with or without the outputs."""
     tensor = scanner.tensors[name]
     size = rms(tensor)
     if (size == 0 and group is Group.SCALING) or not scanner.tells(name, group):
         return []
     amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
-    act = scaled if group is Group.SCALING else shifted
+    act = scale if group is Group.SCALING else shift
     uniform = ProbedSymmetry(group=group, sizes=(), legs=(scanner.leg(name, ()),))
     outputs = scanner.run(
         act(uniform, scanner.tensors, torch.tensor(amount, dtype=torch.float64, device=tensor.device))
@@ -322,7 +331,10 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
 
 
 def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
-    """Scalings of two inputs: one against the other with the outputs left as they are, or both with the outputs."""
+    """Return scalings of two inputs.
+
+    One against the other with the outputs left as they are, or both with the outputs.
+    """
     tensors = scanner.tensors
     if not (scanner.tells(left, Group.SCALING) and scanner.tells(right, Group.SCALING)):
         return []
@@ -332,7 +344,7 @@ def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymm
     for degree in ways:
         legs = (scanner.leg(left, ()), scanner.leg(right, (), degree))
         uniform = ProbedSymmetry(group=Group.SCALING, sizes=(), legs=legs)
-        outputs = scanner.run(scaled(uniform, tensors, two))
+        outputs = scanner.run(scale(uniform, tensors, two))
         degrees = None if outputs is None else _degrees(scanner, outputs, Group.SCALING, 2.0)
         if degrees is None or (degree > 0) != any(degrees):
             continue
@@ -351,7 +363,7 @@ def _columns_of_two(
     degrees: Sequence[float],
     alone: Sequence[ProbedSymmetry],
 ) -> list[dict[str, Axis]]:
-    """The pairs of axes of two inputs that scale together, each with the axes of the outputs that follow."""
+    """Return the pairs of axes of two inputs that scale together, each with the axes of the outputs that follow."""
     tensors = scanner.tensors
     done = {
         name: {axis.axis for symmetry in alone for leg in symmetry.inputs if leg.name == name for axis in leg.axes}
@@ -363,13 +375,13 @@ def _columns_of_two(
         used = any(column[left].axis == a or column[right].axis == b for column in columns)
         if used or scanner.late or (a in done[left] and b in done[right]):
             continue
-        for axis_left, other in _matched(tensors[left].shape[a], tensors[right].shape[b]):
+        for axis_left, other in _match_axes(tensors[left].shape[a], tensors[right].shape[b]):
             column = {left: replace(axis_left, axis=a), right: replace(other, axis=b)}
             legs = (scanner.leg(left, (column[left],)), scanner.leg(right, (column[right],), degree))
             sizes = (tensors[left].shape[a] // axis_left.every,)
             powers = scanner.field(sizes, _UP)
             trial = ProbedSymmetry(group=Group.SCALING, sizes=sizes, legs=legs)
-            after = scanner.run(scaled(trial, tensors, powers))
+            after = scanner.run(scale(trial, tensors, powers))
             along = None if after is None else followers(scanner, Group.SCALING, after, powers, degrees, a)
             if along is not None:
                 moving = zip(scanner.function.out_names, along, strict=True)
@@ -379,7 +391,7 @@ def _columns_of_two(
 
 
 def _partner_degree(left: str, right: str, alone: Sequence[ProbedSymmetry]) -> float:
-    """Minus one, or what two inputs' own degrees of homogeneity make it."""
+    """Return minus one, or what two inputs' own degrees of homogeneity make it."""
     own: dict[str, float] = {}
     for symmetry in alone:
         outs = [leg.degree for leg in symmetry.legs if leg.output]
@@ -390,8 +402,8 @@ def _partner_degree(left: str, right: str, alone: Sequence[ProbedSymmetry]) -> f
     return -1.0
 
 
-def _matched(size: int, other: int) -> list[tuple[Axis, Axis]]:
-    """How two axes may carry the same coordinates."""
+def _match_axes(size: int, other: int) -> list[tuple[Axis, Axis]]:
+    """Return how two axes may carry the same coordinates."""
     if min(size, other) < 2:
         return []
     plain = Axis(axis=0)
@@ -409,7 +421,7 @@ def _matched(size: int, other: int) -> list[tuple[Axis, Axis]]:
 
 
 def scalings(scanner: Scanner) -> list[ProbedSymmetry]:
-    """Scalings of one input, then of two inputs against each other."""
+    """Return scalings of one input, then of two inputs against each other."""
     names = scanner.function.names
     alone = [symmetry for name in names for symmetry in _alone(scanner, Group.SCALING, name)]
     pairs = [(left, right) for index, left in enumerate(names) for right in names[index + 1 :]]
@@ -419,7 +431,7 @@ def scalings(scanner: Scanner) -> list[ProbedSymmetry]:
 
 
 def translations(scanner: Scanner) -> list[ProbedSymmetry]:
-    """Shifts of one input, with or without the outputs, and of two inputs of one shape against each other."""
+    """Return shifts of one input, with or without the outputs, and of two inputs of one shape against each other."""
     names = scanner.function.names
     alone = [symmetry for name in names if not scanner.late for symmetry in _alone(scanner, Group.TRANSLATION, name)]
     free = [name for name in names if all(symmetry.legs[0].name != name for symmetry in alone)]
@@ -432,6 +444,6 @@ def translations(scanner: Scanner) -> list[ProbedSymmetry]:
                 continue
             axes = [Axis(axis=axis) for axis in range(len(shape))]
             legs = (scanner.leg(left, axes), scanner.leg(right, axes, -1.0))
-            both = confirmed(scanner, ProbedSymmetry(group=Group.TRANSLATION, sizes=tuple(shape), legs=legs))
+            both = confirm(scanner, ProbedSymmetry(group=Group.TRANSLATION, sizes=tuple(shape), legs=legs))
             alone += [both] if both is not None else []
     return alone

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, mixed
+from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, mix
 from conserved.inference.probing.axis_scan import Scanner, judge
 
 _LARGEST = 1024
@@ -27,7 +27,7 @@ def mixing_symmetries(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) ->
 
 
 def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
-    """GL(n) on each coordinate whose scalings hold entry by entry, rotations where they hold for pairs."""
+    """Return GL(n) on each coordinate whose scalings hold entry by entry, rotations where they hold for pairs."""
     result: list[ProbedSymmetry] = []
     if len(symmetry.legs) < 2 or any(abs(leg.degree) != 1 for leg in symmetry.legs):
         return result
@@ -51,13 +51,15 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
         )
         pairs = "" if every == 1 else ("halves" if layouts.pop() else "adjacent")
         wider = ProbedSymmetry(group=group, sizes=(*others, width), legs=legs, pairs=pairs)
-        checked = _confirmed(scanner, wider)
+        checked = _confirm(scanner, wider)
         result += [checked] if checked is not None else []
     return result
 
 
 def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
-    """Rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is known."""
+    """Return rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is
+    known.
+    """
     if scanner.coarse:
         return []
     tensors = scanner.tensors
@@ -85,7 +87,7 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
             if along and not outs:
                 continue
             legs = tuple(scanner.leg(name, (Axis(axis=tensors[name].ndim - 1),)) for name in (*group, *outs))
-            checked = _confirmed(scanner, ProbedSymmetry(group=Group.ROTATION, sizes=(width,), legs=legs))
+            checked = _confirm(scanner, ProbedSymmetry(group=Group.ROTATION, sizes=(width,), legs=legs))
             if checked is not None:
                 result.append(_by_batch(scanner, checked))
                 break
@@ -93,7 +95,7 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
 
 
 def _by_batch(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry:
-    """The same rotation chosen anew for every entry of leading axes that all legs share, where that holds too."""
+    """Return the rotation chosen anew for every index of leading axes that all legs share, where that holds too."""
     shapes = [scanner.tensors[leg.name].shape for leg in symmetry.legs]
     shared = [axis for axis in range(min(map(len, shapes)) - 1) if len({shape[axis] for shape in shapes}) == 1]
     axes: list[int] = []
@@ -102,7 +104,7 @@ def _by_batch(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry:
         entries = 1
         for size in (*wider.sizes, wider.sizes[-1]):
             entries *= size
-        if shapes[0][axis] > 1 and entries <= _ENTRIES and _confirmed(scanner, wider) is not None:
+        if shapes[0][axis] > 1 and entries <= _ENTRIES and _confirm(scanner, wider) is not None:
             axes.append(axis)
     return _with_axes(symmetry, axes, shapes[0])
 
@@ -112,13 +114,13 @@ def _with_axes(symmetry: ProbedSymmetry, axes: Sequence[int], shape: Sequence[in
     return replace(symmetry, legs=legs, sizes=(*(shape[axis] for axis in axes), symmetry.sizes[-1]))
 
 
-def _confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
-    """The symmetry if a few random moves, more where each moves little, leave nothing but noise."""
+def _confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
+    """Return the symmetry if a few random moves, more where each moves little, leave nothing but noise."""
     errors = []
     for _ in range(3 if symmetry.sizes[-1] >= _SMALL else 8):
         matrices = [_matrix(scanner, symmetry) for _ in range(2)]
         choice = scanner.field(symmetry.sizes[:-1], (0.0, 1.0))
-        degrees = judge(scanner, symmetry, mixed(symmetry, scanner.tensors, choice, matrices))
+        degrees = judge(scanner, symmetry, mix(symmetry, scanner.tensors, choice, matrices))
         if degrees is None or not degrees[0]:
             return None
         errors.append(degrees[1])
@@ -126,7 +128,9 @@ def _confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | N
 
 
 def _matrix(scanner: Scanner, symmetry: ProbedSymmetry) -> tuple[Tensor, Tensor]:
-    """A random element of the group that moves every entry, and its inverse transposed, both of small exact numbers."""
+    """Return a random element of the group that moves every entry, and its inverse transposed, both of small exact
+    numbers.
+    """
     size, generator = symmetry.sizes[-1], scanner.generator
     matrix = torch.zeros(size, size, dtype=torch.float64)
     inverse = torch.zeros(size, size, dtype=torch.float64)

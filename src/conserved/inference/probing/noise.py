@@ -28,7 +28,7 @@ _FEW = 16
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """In double precision, where comparing adds no error of its own."""
+    """Return a tensor in double precision, where comparing adds no error of its own."""
     return tensor.detach().double()
 
 
@@ -45,7 +45,7 @@ def by_row(square: Tensor) -> Tensor:
 
 
 def rms(tensor: Tensor) -> float:
-    """Root of the mean square."""
+    """Return the root mean square."""
     return float(wide(tensor).square().mean().sqrt()) if tensor.numel() else 0.0
 
 
@@ -62,7 +62,7 @@ class FunctionNoise:
 
 
 def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor]]:
-    """Five points on a line through `values`, each entry moved by a share of itself."""
+    """Return five points on a line through `values`, each entry moved by a share of itself."""
     generator = torch.Generator(values[0].device).manual_seed(seed)
     points: list[list[Tensor]] = [[] for _ in _STENCIL]
     for value in values:
@@ -110,7 +110,7 @@ def measure_noise(
         elif points[2].numel() < 64:
             # The noise of a few numbers says little about the arithmetic behind them.
             shares.append(TENSOR_CORE_UNIT if points[2].is_cuda else UNIT[torch.float32])
-    unit = max([unit, *shares])
+    unit = max([unit, *(share for share in shares if share < float("inf"))])
     deviations: list[Tensor | None] = []
     relative, responses = [], []
     for passes in grads:
@@ -122,10 +122,11 @@ def measure_noise(
             continue
         spread = noise_of(arrived)
         size = arrived[2].square().mean().sqrt()
-        deviations.append(_deviation(arrived))
-        change = (arrived[3] - arrived[1]).square().mean().sqrt() / (2 * step)
+        deviations.append(deviation_of(arrived))
+        moved = arrived[3] - arrived[1]
+        change = moved[moved.isfinite()].square().sum().div(moved.numel()).sqrt() / (2 * step)
         scale = float(size) or 1.0
-        relative.append(float(spread.square().mean().sqrt()) / scale)
+        relative.append(float(spread[spread.isfinite()].square().sum().div(spread.numel()).sqrt()) / scale)
         responses.append(1.0 + float(change) / scale)
     return FunctionNoise(
         outs=tuple(_output_deviation(points, run.dtype) for points, run in zip(outs, runs[0][0], strict=True)),
@@ -155,21 +156,25 @@ def measure_output_noise(
     return tuple(_output_deviation([wide(run[index]) for run in runs], out.dtype) for index, out in enumerate(runs[0]))
 
 
-def _deviation(points: Sequence[Tensor]) -> Tensor:
-    """By row, with the noise of a typical row added: a row may be quiet by chance."""
+def deviation_of(points: Sequence[Tensor]) -> Tensor:
+    """Return the noise by row, with that of a typical row added: a row may be quiet by chance.
+
+    A row with a point outside of the function's domain (an inverse sine beyond one) counts as a typical one.
+    """
     rows = by_row(noise_of(points).square())
-    return (rows + rows.median()).sqrt()
+    typical = rows[rows.isfinite()].median() if bool(rows.isfinite().any()) else torch.zeros_like(rows).sum()
+    return (torch.where(rows.isfinite(), rows, typical) + typical).sqrt()
 
 
 def _output_deviation(points: Sequence[Tensor], precision: torch.dtype) -> Tensor:
-    result = _deviation(points)
+    result = deviation_of(points)
     if points[2].numel() < _FEW:
         result = result + 2 * max(UNIT[precision], UNIT[torch.float32]) * points[2].abs()
     return result
 
 
 def noise_of(points: Sequence[Tensor]) -> Tensor:
-    """One sample of the noise of each entry, from five points on a line."""
+    """Return one sample of the noise of each entry, from five points on a line."""
     total = torch.zeros_like(points[0])
     for weight, point in zip(_STENCIL, points, strict=True):
         total += weight * point

@@ -54,18 +54,21 @@ class NumericalFunction:
         # A compiled function is compiled again for calls without gradients: one graph for each shape is enough.
         graph = self.eager is not None
         with torch.set_grad_enabled(graph):
-            result = self._ran([copied(value).requires_grad_() if graph else value.detach() for value in values])
+            result = self._ran([copy_tensor(value).requires_grad_() if graph else value.detach() for value in values])
         return tuple(result[index].detach() for index in self.differentiable)
 
     def gradients(
         self, values: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int] | None = None
     ) -> tuple[Values, tuple[Tensor | None, ...]]:
-        """Outputs, and what one backward pass from `gradients` gives for each input; None where nothing arrives."""
+        """Return outputs, and what one backward pass from `gradients` gives for each input.
+
+        None where nothing arrives.
+        """
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
             # A backward may write into what it saved, and that may be the input itself.
             every = self.eager is not None
-            leaves = [copied(value).requires_grad_(every or index in asked) for index, value in enumerate(values)]
+            leaves = [copy_tensor(value).requires_grad_(every or index in asked) for index, value in enumerate(values)]
             outputs = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [outputs[index] for index in self.differentiable]
             live = [(out, gradient) for out, gradient in zip(outs, gradients, strict=True) if out.requires_grad]
@@ -90,7 +93,7 @@ class NumericalFunction:
         return tensors_in(self.call(values))
 
 
-def copied(value: Tensor) -> Tensor:
+def copy_tensor(value: Tensor) -> Tensor:
     """Return the same numbers with the same strides in memory of their own."""
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value.detach())
@@ -115,14 +118,14 @@ def device_of(tensors: Sequence[Any], keywords: Mapping[str, Any]) -> torch.devi
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """The user's random numbers are left as they were."""
+    """Preserve the user's random number state."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
 
 
 def reseed(seed: int) -> None:
-    """Seed the random numbers of every device there is.
+    """Seed the random numbers of every device.
 
     Where there is none but the processor, `torch.manual_seed` writes the whole call stack down each time, for the day
     an accelerator is started; that took longer than the small functions that are run here thousands of times."""
@@ -168,7 +171,7 @@ def function_of(
 
         def call(values: Sequence[Tensor]) -> Any:
             given = dict(zip((name for name, _ in inputs), values, strict=True))
-            return _called(target, positional, tensors, keywords, given)
+            return _call(target, positional, tensors, keywords, given)
 
         return call
 
@@ -176,47 +179,47 @@ def function_of(
     plain = _as_written(fn)
     eager = None if plain is None else called_as(plain)
     refused = _refused(called_as(fn), values, seed)
-    kept = [place for place in range(len(values)) if place not in refused]
-    if not refused or not kept:
-        return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
-    rest, names_left = tuple(values[place] for place in kept), tuple(chosen[place] for place in kept)
-    settled = _settled(title, _with_held(called_as(fn), values, refused), names_left, rest, seed)
-    note = f"held fixed: {', '.join(chosen[place] for place in refused)} ({title} refuses to differentiate by it)."
+    remaining = [index for index in range(len(values)) if index not in refused]
+    if not refused or not remaining:
+        return replace(_observe_outputs(title, called_as(fn), chosen, values, seed), eager=eager)
+    rest, names_left = tuple(values[index] for index in remaining), tuple(chosen[index] for index in remaining)
+    observed = _observe_outputs(title, _with_held(called_as(fn), values, refused), names_left, rest, seed)
+    note = f"held fixed: {', '.join(chosen[index] for index in refused)} ({title} refuses to differentiate by it)."
     eager = None if eager is None else _with_held(eager, values, refused)
-    return replace(settled, eager=eager, notes=(*settled.notes, note))
+    return replace(observed, eager=eager, notes=(*observed.notes, note))
 
 
-def hold(function: NumericalFunction, places: Sequence[int], reason: str) -> NumericalFunction:
+def hold(function: NumericalFunction, indices: Sequence[int], reason: str) -> NumericalFunction:
     """Return a function of the other inputs alone; the same function if none or all are to be held."""
-    kept = [place for place in range(len(function.values)) if place not in places]
-    if not places or not kept:
+    remaining = [index for index in range(len(function.values)) if index not in indices]
+    if not indices or not remaining:
         return function
-    eager = None if function.eager is None else _with_held(function.eager, function.values, places)
-    note = f"held fixed: {', '.join(function.names[place] for place in places)} ({reason})."
+    eager = None if function.eager is None else _with_held(function.eager, function.values, indices)
+    note = f"held fixed: {', '.join(function.names[index] for index in indices)} ({reason})."
     return replace(
         function,
-        call=_with_held(function.call, function.values, places),
+        call=_with_held(function.call, function.values, indices),
         eager=eager,
-        names=tuple(function.names[place] for place in kept),
-        values=tuple(function.values[place] for place in kept),
+        names=tuple(function.names[index] for index in remaining),
+        values=tuple(function.values[index] for index in remaining),
         notes=(*function.notes, note),
     )
 
 
 def _with_held(
-    call: Callable[[Sequence[Tensor]], Any], values: Values, places: Sequence[int]
+    call: Callable[[Sequence[Tensor]], Any], values: Values, indices: Sequence[int]
 ) -> Callable[[Sequence[Tensor]], Any]:
     """Return the call without some of its inputs, which keep their values and follow the others' precision."""
-    own = next(value.dtype for place, value in enumerate(values) if place not in places)
+    own = next(value.dtype for index, value in enumerate(values) if index not in indices)
 
     def shorter(rest: Sequence[Tensor]) -> Any:
         given = iter(rest)
         return call(
             [
                 (value.to(rest[0].dtype, copy=True) if value.dtype == own else value.clone())
-                if place in places
+                if index in indices
                 else next(given)
-                for place, value in enumerate(values)
+                for index, value in enumerate(values)
             ]
         )
 
@@ -227,7 +230,7 @@ def _refused(call: Callable[[Sequence[Tensor]], Any], values: Values, seed: int)
     """Return the inputs that a function takes, but not where they require a gradient: targets, running means."""
 
     def runs(wanted: Sequence[int]) -> bool:
-        given = [value.clone().requires_grad_(place in wanted) for place, value in enumerate(values)]
+        given = [value.clone().requires_grad_(index in wanted) for index, value in enumerate(values)]
         # An input that is written to must not be a leaf.
         given = [value.clone() if value.requires_grad else value for value in given]
         try:
@@ -239,7 +242,7 @@ def _refused(call: Callable[[Sequence[Tensor]], Any], values: Values, seed: int)
     every = range(len(values))
     if runs(every) or not runs(()):
         return []
-    return [place for place in every if not runs((place,))]
+    return [index for index in every if not runs((index,))]
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -288,7 +291,7 @@ def _autograd_function(fn: Callable[..., Any]) -> type[torch.autograd.Function] 
     return owner if is_apply else None
 
 
-def _called(
+def _call(
     fn: Callable[..., Any],
     positional: Sequence[str],
     tensors: Sequence[Any],
@@ -331,7 +334,7 @@ def _known() -> str:
     return ", ".join(str(dtype)[6:] for dtype in UNIT)
 
 
-def _settled(
+def _observe_outputs(
     title: str, call: Callable[[Sequence[Tensor]], Any], names: tuple[str, ...], values: Values, seed: int
 ) -> NumericalFunction:
     """Return the function after one trial call: which outputs are differentiable, whether inputs are overwritten."""

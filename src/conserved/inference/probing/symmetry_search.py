@@ -67,7 +67,7 @@ class Probe:
         return f"<Probe of {self.function}: {len(self.symmetries)} symmetries, {self.passes} forward passes>"
 
     def _repr_html_(self) -> str:
-        return html.panel(html.preformatted(str(self)))
+        return html.panel(html.preformat(str(self)))
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {len(self.symmetries)} continuous symmetries, {self.passes} forward passes"]

@@ -93,13 +93,13 @@ def _zeros(s: Step) -> Known:
     "signbit",
 )
 def constant(s: Step) -> Known | list[Known]:
-    """Nothing that moves comes out: what is made, drawn, compared or counted."""
+    """Type an operation whose result does not move: it creates, draws, compares or counts."""
     result: list[Known] = [FIXED] * max(1, len(s.operation.results))
     return result
 
 
 @rule("eq", "ne", "lt", "le", "gt", "ge")
-def _compared(s: Step) -> Known:
+def _compare(s: Step) -> Known:
     """Return which side of a threshold a value is on depends on its scale, unless the threshold is zero."""
     left, right = s.arg(0), s.arg(1)
     for value, other in ((left, right), (right, left)):
@@ -118,7 +118,7 @@ def _copy(s: Step) -> Known:
 
 @rule("native_dropout")
 def _dropout(s: Step) -> Any:
-    """Return a random mask keeps positive scales and mixes nothing."""
+    """Type a random mask, which keeps positive scales and mixes nothing."""
     if s.arg(2) is False or s.arg(1) == 0:
         return [s.raw(s.arg(0)), FIXED]
     x = s.type(s.arg(0))
@@ -128,6 +128,6 @@ def _dropout(s: Step) -> Any:
 
 @rule("detach", "detach_")
 def _detach(s: Step) -> Known:
-    """No gradient flows through: the identity holds only for motions that leave the value alone."""
+    """Type a detach: no gradient passes, so the identity holds only for motions that leave the value alone."""
     known = s.raw(s.arg(0))
     return known if isinstance(known, Type) and known.fixed else fix_all(s)

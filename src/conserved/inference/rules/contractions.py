@@ -11,7 +11,7 @@ from conserved.inference.field_groups import components
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
-from conserved.inference.rules.sums import added, adopt
+from conserved.inference.rules.sums import add, adopt
 from conserved.inference.types import FIXED, ZERO, Field, Type
 
 
@@ -85,7 +85,10 @@ def first_contraction(
     fresh_sum: bool = False,
     rows: bool = False,
 ) -> Type:
-    """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
+    """Type the first use of a parameter in a contraction.
+
+    Free along axes that stay, dual to its partner along those summed.
+    """
     moved_view = view.moved(renumber)
     own = sorted({dim for coordinate in moved_view.coordinates for dim in coordinate.dims})
     virtual, counts = virtual_axes(moved_view)
@@ -133,7 +136,7 @@ def _bmm(s: Step) -> Known:
 
 
 def batched_product(s: Step, left: Any, right: Any) -> Type:
-    """Products of matrices, one for every index of the first axis."""
+    """Return products of matrices, one for every index of the first axis."""
     b, n, k = s.shape(left)
     m = s.shape(right)[2]
     return contraction(s, left, right, OperandAxes((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: b, 1: n, 2: k, 3: m}))
@@ -159,7 +162,7 @@ def _dot(s: Step) -> Known:
 
 @rule("linear")
 def _linear(s: Step) -> Known:
-    """x Wᵀ + b, as fused kernels record it."""
+    """Return x Wᵀ + b, as fused kernels record it."""
     x, w, b = s.arg(0), s.arg(1), s.arg(2, "bias")
     count = len(s.shape(x))
     sizes = {**dict(enumerate(s.shape(x))), count: s.shape(w)[0]}
@@ -177,7 +180,7 @@ def with_bias(s: Step, result: Known, bias: Any, factor: Number = 1.0) -> Type:
     known = s.raw(bias)
     if isinstance(known, ReadPart):
         known = adopt(s, bias, known, result, count)
-    return added(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
+    return add(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
 
 
 @rule("addmm", "addmm_")
@@ -263,11 +266,11 @@ def _convolution(s: Step) -> Known:
             role="bias",
             entries=True,
         )
-    return added(s.engine, result, Renumber((1,)).type(known_b))
+    return add(s.engine, result, Renumber((1,)).type(known_b))
 
 
 def _each(given: Any, count: int) -> list[int]:
-    """One number for every axis; a single one stands for all."""
+    """Return one number for every axis; a single one stands for all."""
     numbers = [given] if isinstance(given, int) else list(given)
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -293,7 +296,7 @@ def conv_contraction(s: Step, data: Type, raw: Known, axes: OperandAxes, kernel:
 
 @rule("_trilinear")
 def _trilinear(s: Step) -> Known:
-    """Σ x[n, i] W[o, i, j] z[n, j], as `bilinear` records it; other forms of three factors fix them."""
+    """Return Σ x[n, i] W[o, i, j] z[n, j], as `bilinear` records it; other forms of three factors fix them."""
     x, w, z = (s.arg(index) for index in range(3))
     if [list(s.arg(index)) for index in range(3, 7)] != [[1, 3], [0], [1, 2], [2, 3]]:
         return fix_all(s)

@@ -14,15 +14,15 @@ from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Renumber
-from conserved.inference.rules.places import cut, taken, unvirtual
+from conserved.inference.rules.places import cut_axis, take, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
-from conserved.inference.rules.sums import added
+from conserved.inference.rules.sums import add
 from conserved.inference.types import FIXED, Field, Image, Type, Virtual, distinct, tidy
 
 
 @rule("embedding")
 def _embedding(s: Step) -> Known:
-    """Rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
+    """Return rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
     table, index = s.arg(0), s.arg(1)
     padding = s.arg(2, "padding_idx", -1)
     shape, places = s.shape(table), s.shape(index)
@@ -40,11 +40,11 @@ def _embedding(s: Step) -> Known:
         if constant is None or bool(constant.any()):
             s.engine.zero(known)
     level = s.engine.uniform(known.factors, [0])
-    return looked_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(places)))
+    return look_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(places)))
 
 
-def looked_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
-    """A type after its first axis was looked up by an index that varies along `places`."""
+def look_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
+    """Return a type after its first axis was looked up by an index that varies along `places`."""
     shifts, images = [], []
     for shift in source.shifts:
         if 0 in shift.dims:
@@ -64,7 +64,7 @@ LOOKED_UP = 2048
 
 @rule("index", "index_select")
 def _index(s: Step) -> Known:
-    """Advanced indexing with one index tensor (or several, for axes along which nothing moves)."""
+    """Return advanced indexing with one index tensor (or several, for axes along which nothing moves)."""
     x = s.arg(0)
     shape = s.shape(x)
     if "index_select" in s.operation.name:
@@ -83,7 +83,7 @@ def _index(s: Step) -> Known:
         covered = list(range(used[0], used[0] + len(s.shape(indices[used[0]])))) if len(used) == 1 else []
         if not covered:
             return fix_all(s)
-        return compressed(s, s.type(x), covered, len(shape))
+        return compress(s, s.type(x), covered, len(shape))
     if len(used) == 1:
         return one_index(s, x, known, used[0], indices[used[0]])
     type_ = s.type(x)
@@ -105,8 +105,8 @@ def _index(s: Step) -> Known:
     return Renumber(tuple(places)).type(Type(tuple(factors), type_.shifts, type_.images, type_.zero))
 
 
-def compressed(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
-    """Entries where a mask is set, in a row: nothing may depend on the masked axes."""
+def compress(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
+    """Return entries where a mask is set, in a row: nothing may depend on the masked axes."""
     factors = s.engine.uniform(type_.factors, covered)
     start = covered[0]
     places = [dim if dim < start else None if dim in covered else dim - len(covered) + 1 for dim in range(count)]
@@ -128,11 +128,11 @@ def compressed(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type
 
 
 def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
-    """x[:, …, index]: a table looked up along one axis."""
+    """Return x[:, …, index]: a table looked up along one axis."""
     shape, places = s.shape(x), s.shape(index)
     constant = s.constant(index)
     if constant is not None and len(places) == 1 and isinstance(known, Type | ReadPart):
-        return taken(s, x, dim, at_array(constant.numpy(), shape[dim]))
+        return take(s, x, dim, at_array(constant.numpy(), shape[dim]))
     width = len(places)
     axes = tuple(d if d < dim else None if d == dim else d + width - 1 for d in range(len(shape)))
     move = Renumber(axes)
@@ -181,13 +181,13 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
 
 
 def at_array(index: np.ndarray, size: int) -> np.ndarray:
-    """Indices counted from the front."""
+    """Return indices counted from the front."""
     return np.where(index < 0, index + size, index)
 
 
 @rule("gather", "topk", "sort", "msort")
 def _gather(s: Step) -> Any:
-    """Entries chosen along an axis: nothing may depend on the place along it."""
+    """Return entries chosen along an axis: nothing may depend on the place along it."""
     x = s.arg(0)
     name = base_name(s.operation.name).removeprefix("aten::")
     count = len(s.shape(x))
@@ -205,7 +205,7 @@ def _gather(s: Step) -> Any:
     if index is not None:
         for d, (size, taken_size) in enumerate(zip(s.shape(x), s.shape(index), strict=True)):
             if d != dim and taken_size != size:
-                type_ = cut(s, type_, d, np.arange(taken_size), size)
+                type_ = cut_axis(s, type_, d, np.arange(taken_size), size)
     s.engine.split_by(type_.factors, range(count) if index is None else expanded_less(s, index), batch=False)
     factors = s.engine.uniform(type_.factors, [dim])
     shifts = [shift for shift in type_.shifts if not shift.touches([dim])]
@@ -271,7 +271,7 @@ def distinct_places(s: Step, ref: Any) -> bool:
     "index_copy_",
 )
 def _index_add(s: Step) -> Known:
-    """Entries are put, or added, at places along an axis: nothing may depend on the place.
+    """Type a write or sum into positions along an axis: nothing may depend on the position.
 
     How entries that meet at one place are combined decides: sums and means are linear, extremes keep positive scales
     and mix nothing, products multiply charges as often as entries meet, which the index alone knows.
@@ -302,7 +302,7 @@ def _index_add(s: Step) -> Known:
     given = unvirtual(s.engine, Type(given.factors, zero=given.zero))
     given = Type(tuple(s.engine.uniform(given.factors, [dim])), zero=given.zero)
     before = Type(tuple(s.engine.uniform(before.factors, [dim])), zero=before.zero)
-    return added(s.engine, before, given)
+    return add(s.engine, before, given)
 
 
 @rule("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
@@ -329,7 +329,7 @@ def _index_put(s: Step) -> Known:
     places = [None] * width + [d + depth for d in range(len(shape) - depth)]
     given = Renumber(tuple(places)).type(given)
     before = Type(tuple(s.engine.uniform(before.factors, list(range(depth)))), zero=before.zero)
-    return added(s.engine, before, given)
+    return add(s.engine, before, given)
 
 
 @rule("slice_scatter", "select_scatter", "masked_scatter", "masked_select", "diagonal_scatter")

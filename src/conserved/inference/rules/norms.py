@@ -11,13 +11,13 @@ from conserved.inference.engine import ReadPart
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Regroup, Renumber
 from conserved.inference.rules.step import Known, Step, at, rule
-from conserved.inference.rules.sums import EPSILON, added
+from conserved.inference.rules.sums import EPSILON, add
 from conserved.inference.types import FIXED, Field, Type
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
 def _softmax(s: Step) -> Known:
-    """Sees no shift along its axis, and every scale."""
+    """Type a softmax, which ignores a shift along its axis and sees every scale."""
     x = s.type(s.arg(0))
     dim = at(s.arg(1), len(s.out)) if s.out else 0
     if not s.out or s.out[dim] == 1:
@@ -29,7 +29,7 @@ def _softmax(s: Step) -> Known:
     return FIXED
 
 
-def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, centres: bool) -> Type:
+def normalize(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, centres: bool) -> Type:
     """Return the type of x over its size along some axes: a scale common along them is forgotten, up to ε.
 
     Args:
@@ -78,12 +78,12 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
                 for factor in result.factors
             ]
             known = first_use(s.engine, known, fields, role="bias", entries=True)
-        result = added(s.engine, result if weight is not None else FIXED, renumber.type(known))
+        result = add(s.engine, result if weight is not None else FIXED, renumber.type(known))
     return result
 
 
 def _statistics(s: Step, x: Any) -> None:
-    """Mean and size of what is normalised move with it: if the program reads them, it must not move."""
+    """Fix the input if the program reads its mean or size, which move with it."""
     if any(s.program.is_read(number) for number in s.operation.results[1:]):
         s.engine.zero(s.type(x))
 
@@ -93,7 +93,7 @@ def _layer_norm(s: Step) -> Any:
     x, shape, weight, bias, epsilon = (s.arg(n) for n in range(5))
     count = len(s.out)
     dims = list(range(count - len(shape), count))
-    normalised(s, s.type(x), dims, float(epsilon), centres=True)
+    normalize(s, s.type(x), dims, float(epsilon), centres=True)
     _statistics(s, x)
     if weight is None and bias is None and len(dims) == 1:
         return [Type(centred=frozenset(dims)), FIXED, FIXED]
@@ -105,7 +105,7 @@ def _rms_norm(s: Step) -> Any:
     x, shape, weight, epsilon = (s.arg(n) for n in range(4))
     count = len(s.out)
     dims = list(range(count - len(shape), count))
-    normalised(s, s.type(x), dims, float(epsilon or torch.finfo(s.program.values[x.value].dtype).eps), centres=False)
+    normalize(s, s.type(x), dims, float(epsilon or torch.finfo(s.program.values[x.value].dtype).eps), centres=False)
     _statistics(s, x)
     return [affine(s, weight, None, dims), FIXED]
 
@@ -116,7 +116,7 @@ def _group_norm(s: Step) -> Any:
     shape = s.shape(x)
     apart = (shape[0], groups, channels // groups, *shape[2:])
     grouped = Regroup(shape, apart).type(s.type(x))
-    normalised(s, grouped, list(range(2, len(apart))), float(epsilon), centres=True)
+    normalize(s, grouped, list(range(2, len(apart))), float(epsilon), centres=True)
     _statistics(s, x)
     return [affine(s, weight, bias, [1]), FIXED, FIXED]
 
@@ -147,7 +147,7 @@ def _batch_norm(s: Step) -> Any:
     if training:
         if any(s.program.is_read(number) for number in s.operation.results[1:3]):
             s.engine.zero(type_)
-        normalised(s, type_, [dim for dim in range(len(s.out)) if dim != 1], float(epsilon), centres=True)
+        normalize(s, type_, [dim for dim in range(len(s.out)) if dim != 1], float(epsilon), centres=True)
     else:
         s.engine.zero(type_)
     return [affine(s, weight, bias, [1])] + [FIXED] * (len(s.operation.results) - 1)
@@ -155,7 +155,7 @@ def _batch_norm(s: Step) -> Any:
 
 @rule("_weight_norm_interface")
 def _weight_norm(s: Step) -> Any:
-    """g v / ‖v‖ along an axis: forgets the length of v."""
+    """Return g v / ‖v‖ along an axis: forgets the length of v."""
     v, g, dim = s.arg(0), s.arg(1), s.arg(2, default=0)
     type_ = s.type(v)
     dims = [d for d in range(len(s.out)) if d != at(dim, len(s.out))]

@@ -110,24 +110,24 @@ def _slice(s: Step) -> Known:
     shape = s.shape(x)
     dim = at(s.arg(1, default=0), len(shape))
     index = np.arange(shape[dim])[slice(s.arg(2), s.arg(3), s.arg(4, default=1))]
-    return taken(s, x, dim, index)
+    return take(s, x, dim, index)
 
 
 @rule("select", "select_copy")
 def _select(s: Step) -> Known:
     x = s.arg(0)
     dim = at(s.arg(1), len(s.shape(x)))
-    return taken(s, x, dim, at(s.arg(2), s.shape(x)[dim]))
+    return take(s, x, dim, at(s.arg(2), s.shape(x)[dim]))
 
 
-def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
-    """Some entries along an axis: those that are taken do not mix with those that are not."""
+def take(s: Step, x: Any, dim: int, index: Any) -> Known:
+    """Return some entries along an axis: those that are taken do not mix with those that are not."""
     size = s.shape(x)[dim]
     known = s.raw(x)
-    return cut(s, known, dim, index, size) if isinstance(known, Type) else moved(known, Take(dim, index))
+    return cut_axis(s, known, dim, index, size) if isinstance(known, Type) else moved(known, Take(dim, index))
 
 
-def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
+def cut_axis(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
     """Return a type of which some entries along an axis are taken."""
     complete = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
     if not complete:
@@ -157,7 +157,7 @@ def _split(s: Step) -> list[Known]:
     result, start = [], 0
     for number in s.operation.results:
         size = s.program.values[number].shape[dim]
-        result.append(taken(s, x, dim, np.arange(start, start + size)))
+        result.append(take(s, x, dim, np.arange(start, start + size)))
         start += size
     return result
 
@@ -166,12 +166,15 @@ def _split(s: Step) -> list[Known]:
 def _unbind(s: Step) -> list[Known]:
     x = s.arg(0)
     dim = at(s.arg(1, "dim", 0), len(s.shape(x)))
-    return [taken(s, x, dim, index) for index in range(len(s.operation.results))]
+    return [take(s, x, dim, index) for index in range(len(s.operation.results))]
 
 
 @rule("conserved::all_to_all", "conserved::reduce_scatter")
 def _deal_out(s: Step) -> Known:
-    """Entries of the first axis go to other processes: the type stays where no motion differs along that axis."""
+    """Type an exchange that sends entries of the first axis to other processes.
+
+    The type stays where no motion differs along that axis.
+    """
     type_ = s.type(s.arg(0))
     if any(factor.touches((0,)) for factor in type_.factors):
         return fix_all(s)
@@ -227,8 +230,8 @@ def _repeat_interleave(s: Step) -> Known:
 
 
 @rule("diagonal", "as_strided", "unfold", "conserved::read")
-def _strided(s: Step) -> Known:
-    """Any other way to read entries: through the position of every entry of the result in the source."""
+def _as_strided(s: Step) -> Known:
+    """Type any other way to read entries, by the source position of every entry of the result."""
     x = s.arg(0)
     shape = s.shape(x)
     if prod(shape) > ENTRIES or prod(s.out) > ENTRIES:
@@ -247,7 +250,10 @@ def _strided(s: Step) -> Known:
 
 
 def _positions(base: Any, view: Any) -> np.ndarray | None:
-    """For every entry of a view its position among the entries of its base; None if the base does not hold it."""
+    """Return for every entry of a view its position among the entries of its base.
+
+    None if the base does not hold it.
+    """
     (shape, strides, offset), (target, steps, start) = base, view
     if len(strides) != len(shape) or len(steps) != len(target):
         return None
@@ -316,7 +322,7 @@ def _couples(field: Field, index: Sequence[np.ndarray]) -> bool:
 
 @rule("conserved::write")
 def _write(s: Step) -> Known:
-    """Part of a tensor was written. It keeps its type if what was written has the type that was there before."""
+    """Type a write into part of a tensor. It keeps its type if the new part has the same type."""
     base, value = s.arg(0), s.arg(2)
     shape = s.shape(base)
     before, after = s.type(base), s.type(value)
@@ -330,7 +336,7 @@ def _write(s: Step) -> Known:
     if any(field.virtual for type_ in (before, after) for field in (*type_.factors, *type_.shifts)):
         before, after = unvirtual(s.engine, before), unvirtual(s.engine, after)
     if before.zero:
-        factors = tuple(placed(s.engine, factor, shape, positions) for factor in after.factors)
+        factors = tuple(place_field(s.engine, factor, shape, positions) for factor in after.factors)
     else:
         there = read_at(s, before, shape, positions)
         if not after.zero:
@@ -351,8 +357,8 @@ def over(field: Field, shape: Sequence[int]) -> np.ndarray:
     )
 
 
-def placed(engine: Engine, field: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
-    """Zeros into which something was written: the rest is zero and may move with anything."""
+def place_field(engine: Engine, field: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
+    """Return zeros into which something was written: the rest is zero and may move with anything."""
     full = engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
     full.reshape(-1)[positions.reshape(-1)] = over(field, positions.shape).reshape(-1)
     dims, full = tidy(tuple(range(len(shape))), full)
@@ -363,7 +369,10 @@ def placed(engine: Engine, field: Field, shape: Sequence[int], positions: np.nda
 def written_shift(
     engine: Engine, before: Sequence[Field], after: Sequence[Field], shape: Sequence[int], positions: np.ndarray
 ) -> tuple[Field, ...]:
-    """The shift of a tensor part of which was written: that of what was written there, the former one elsewhere."""
+    """Return the shift of a tensor part of which was written.
+
+    That of what was written there, the former one elsewhere.
+    """
     if not before and not after:
         return ()
     full = total_shift(engine, before, shape).copy()
@@ -373,7 +382,7 @@ def written_shift(
 
 
 def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -> np.ndarray:
-    """One atom for the shift of every entry."""
+    """Return one atom for the shift of every entry."""
     if not shifts:
         return np.zeros(tuple(shape), dtype=np.int64)
     if len(shifts) == 1 and shifts[0].weight == 1:
@@ -403,7 +412,7 @@ def _stack(s: Step) -> Known:
 
 
 def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type], out: Sequence[int]) -> Type:
-    """Tensors side by side along `dim`, which together have the shape `out`."""
+    """Return tensors side by side along `dim`, which together have the shape `out`."""
     engine = s.engine
     types = [unvirtual(engine, item) for item in types]
     if len(types) == 1:
@@ -469,7 +478,7 @@ def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type],
 def shared_shift(
     engine: Engine, parts: Sequence[Sequence[Field]], dim: int
 ) -> tuple[Sequence[Field], list[Sequence[Field]]]:
-    """Shifts of tensors side by side, as one that all have and what it takes to make up each.
+    """Return shifts of tensors side by side, as one that all have and what it takes to make up each.
 
     Keys of which one is a parameter move together if that parameter and the others' bias do: that is seen later only
     if the part in common does not vary along the axis they are joined along.
@@ -512,7 +521,7 @@ def unvirtual(engine: Engine, type_: Type) -> Type:
 
 @rule("constant_pad_nd", "pad")
 def _pad(s: Step) -> Known:
-    """Zeros on both sides, axis by axis; negative widths cut off instead."""
+    """Return zeros on both sides, axis by axis; negative widths cut off instead."""
     if s.arg(2, "value", 0):
         return fix_all(s)
     known = s.type(s.arg(0))
@@ -522,7 +531,7 @@ def _pad(s: Step) -> Known:
         dim, before, after = len(shape) - 1 - n, widths[2 * n], widths[2 * n + 1]
         inside = np.arange(max(0, -before), shape[dim] - max(0, -after))
         if inside.size < shape[dim]:
-            known = cut(s, known, dim, inside, shape[dim])
+            known = cut_axis(s, known, dim, inside, shape[dim])
         sizes = [max(0, before), inside.size, max(0, after)]
         types = [ZERO, known, ZERO]
         shape[dim] = sum(sizes)

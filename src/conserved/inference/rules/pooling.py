@@ -41,7 +41,7 @@ from conserved.inference.types import FIXED, Type
     "replication_pad2d",
 )
 def _pool(s: Step) -> Any:
-    """Places of an image are combined with positive weights or a maximum: nothing may depend on the place."""
+    """Type a pooling with positive weights or a maximum: nothing may depend on the position."""
     x = s.arg(0)
     shape = s.shape(x)
     spatial = next((n for n in (1, 2, 3) if f"{n}d" in s.operation.name), 2)

@@ -12,7 +12,7 @@ import numpy as np
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart, scaled
 from conserved.inference.reindexing import broadcast
-from conserved.inference.rules.places import taken
+from conserved.inference.rules.places import take
 from conserved.inference.rules.step import (
     Known,
     Step,
@@ -27,7 +27,7 @@ from conserved.inference.rules.step import (
     same_value,
     wide,
 )
-from conserved.inference.rules.sums import EPSILON, added, aligned
+from conserved.inference.rules.sums import EPSILON, add, align
 from conserved.inference.types import FIXED, ZERO, Type
 
 
@@ -46,7 +46,7 @@ def _mul(s: Step) -> Known:
 
 
 def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
-    """The type of left · right, or of left / right, entry by entry.
+    """Return the type of left · right, or of left / right, entry by entry.
 
     Args:
         s: the operation.
@@ -79,8 +79,8 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
     if same_value(s, left, right):
         if divides:
             return FIXED
-        return power(s, aligned(s, left, count), Fraction(2))
-    x, y = aligned(s, left, count), aligned(s, right, count)
+        return power(s, align(s, left, count), Fraction(2))
+    x, y = align(s, left, count), align(s, right, count)
     varies = tuple({dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right))
     if divides:
         for item in y.factors:
@@ -96,12 +96,12 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
 def _addcmul(s: Step) -> Known:
     inner = product(s, s.arg(1), s.arg(2), "div" in s.operation.name)
     assert isinstance(inner, Type)
-    base = aligned(s, s.arg(0), len(s.out))
-    return added(s.engine, base, scaled(s.engine, inner, s.operation.kwargs.get("value", 1)))
+    base = align(s, s.arg(0), len(s.out))
+    return add(s.engine, base, scaled(s.engine, inner, s.operation.kwargs.get("value", 1)))
 
 
 def power(s: Step, x: Type, exponent: Fraction) -> Type:
-    """The type of x^k, entry by entry: k times the charge, and no shift.
+    """Return the type of x^k, entry by entry: k times the charge, and no shift.
 
     Args:
         s: the operation.
@@ -271,13 +271,13 @@ rule(*FIXING)(fix_all)
 def _hypot(s: Step) -> Known:
     """Return the type of √(x² + y²), which passes on a positive scale that x and y share."""
     # Squares first: opposite shifts of x and y cancel in a sum, but not in this root.
-    squares = [power(s, aligned(s, s.arg(index), len(s.out)), Fraction(2)) for index in (0, 1)]
-    return power(s, added(s.engine, *squares), Fraction(1, 2))
+    squares = [power(s, align(s, s.arg(index), len(s.out)), Fraction(2)) for index in (0, 1)]
+    return power(s, add(s.engine, *squares), Fraction(1, 2))
 
 
 @rule("view_as_complex")
 def _view_as_complex(s: Step) -> Known:
-    """Pairs of numbers as complex ones: both move alike."""
+    """Return pairs of numbers as complex ones: both move alike."""
     x = s.type(s.arg(0))
     last = len(s.shape(s.arg(0))) - 1
     factors = s.engine.uniform(x.factors, [last])
@@ -297,13 +297,13 @@ def _view_as_real(s: Step) -> Known:
 
 @rule("glu")
 def _glu(s: Step) -> Known:
-    """a · σ(b): the halves along an axis; the second is fixed."""
+    """Return a · σ(b): the halves along an axis; the second is fixed."""
     x = s.arg(0)
     shape = s.shape(x)
     dim = at(s.arg(1, "dim", -1), len(shape))
     half = shape[dim] // 2
     s.type(x)
-    first, second = (taken(s, x, dim, np.arange(start, start + half)) for start in (0, half))
+    first, second = (take(s, x, dim, np.arange(start, start + half)) for start in (0, half))
     assert isinstance(first, Type)
     assert isinstance(second, Type)
     s.engine.zero(second)

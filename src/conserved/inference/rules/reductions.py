@@ -113,7 +113,7 @@ def _shifts_along(
     scale = Fraction(entries) if name in ("sum", "nansum") else Fraction(1)
     for shift in type_.shifts:
         if name in ("sum", "mean") and shift.touches(dims) and not shift.virtual and shift.atoms.size <= 100_000:
-            shifts.append(added_up(s, shift, dims, name == "mean", entries))
+            shifts.append(add_up(s, shift, dims, name == "mean", entries))
         elif shift.touches(dims) or name == "cumsum":
             images.append(
                 Image(
@@ -141,7 +141,7 @@ def _shifts_along(
 
 
 def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type:
-    """(x · y) summed along axes: a contraction."""
+    """Return (x · y) summed along axes: a contraction."""
     count = len(shape)
     dims = set(reduced_dims(s))
     sizes: dict[int, int] = dict(enumerate(shape))
@@ -164,7 +164,7 @@ def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type
     return result
 
 
-def added_up(s: Step, field: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
+def add_up(s: Step, field: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
     """Return the sum or mean of a shift along axes it varies along: new atoms, with an equation that says so."""
     summed = [dim for dim in dims if dim in field.dims]
     remaining = [n for n, dim in enumerate(field.dims) if dim not in summed]
@@ -201,7 +201,7 @@ rule("cumprod")(fix_all)
 
 
 def _total(s: Step, field: Field, dims: Sequence[int]) -> Field:
-    """Charges added up along axes."""
+    """Return charges added up along axes."""
     remaining = [n for n, dim in enumerate(field.dims) if dim not in dims]
     lost = [n for n, dim in enumerate(field.dims) if dim in dims]
     if not lost:

@@ -168,7 +168,7 @@ def at(dim: int, count: int) -> int:
 
 
 def wide(shape: Sequence[int]) -> set[int]:
-    """Axes with more than one entry."""
+    """Return axes with more than one entry."""
     return {dim for dim, size in enumerate(shape) if size != 1}
 
 
@@ -202,7 +202,7 @@ def same_value(s: Step, left: Any, right: Any) -> bool:
 
 
 def _wide_from_the_end(shape: Sequence[int]) -> list[int]:
-    """Axes with more than one entry, counted from the last as broadcasting does."""
+    """Return axes with more than one entry, counted from the last as broadcasting does."""
     return [dim - len(shape) for dim, size in enumerate(shape) if size != 1]
 
 
@@ -230,7 +230,7 @@ _COPIES = {
 
 
 def fix_all(s: Step) -> Type:
-    """Fix all inputs of an operation, and with them its output: no law passes through it.
+    """Return fix all inputs of an operation, and with them its output: no law passes through it.
 
     Args:
         s: the operation.

@@ -17,14 +17,14 @@ from conserved.inference.rules.step import Known, Step, base_name, norm_like, nu
 from conserved.inference.types import FIXED, Field, Image, Type
 
 
-def aligned(s: Step, ref: Any, dims: int) -> Type:
-    """The type of an operand over the axes of the result it is broadcast to."""
+def align(s: Step, ref: Any, dims: int) -> Type:
+    """Return the type of an operand over the axes of the result it is broadcast to."""
     shape = s.shape(ref)
     return broadcast(shape, dims).type(s.type(ref))
 
 
 def sum_of(s: Step, left: Any, right: Any, sign: Number = 1) -> Type:
-    """left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
+    """Return left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
     count = len(s.out)
     a, b = s.raw(left), s.raw(right)
     if isinstance(a, ReadPart) and isinstance(b, ReadPart):
@@ -40,10 +40,10 @@ def sum_of(s: Step, left: Any, right: Any, sign: Number = 1) -> Type:
     x = broadcast(s.shape(left), count).type(a) if isinstance(left, ValueRef) else a
     y = broadcast(s.shape(right), count).type(b) if isinstance(right, ValueRef) else b
     y = scaled(s.engine, y, sign)
-    return added(s.engine, x, y)
+    return add(s.engine, x, y)
 
 
-def added(engine: Engine, x: Type, y: Type) -> Type:
+def add(engine: Engine, x: Type, y: Type) -> Type:
     """Return the type of a sum."""
     x, y = engine.moving(x), engine.moving(y)
     if x.zero and y.zero:
@@ -77,7 +77,7 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
 
 
 def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
-    """First use of a parameter in a sum: it moves as the other operand does."""
+    """Type the first use of a parameter in a sum: it moves as the other operand does."""
     offset = count - len(s.shape(ref))
     own_dims = {dim + offset for coordinate in view.coordinates for dim in coordinate.dims}
     fields = []
@@ -103,7 +103,9 @@ def _sub(s: Step) -> Known:
 
 
 def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
-    """The axis along which one operand is the mean of the other, so that their difference sums to zero along it."""
+    """Return the axis along which one operand is the mean of the other, so that their difference sums to zero along
+    it.
+    """
     maker = s.program.maker(mean.value) if isinstance(mean, ValueRef) and isinstance(x, ValueRef) else None
     if maker is None or base_name(maker.name) != "aten::mean" or maker.args[0] != x or len(maker.args) < 3:
         return None
@@ -115,7 +117,7 @@ def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
 
 @rule("rsub")
 def _rsub(s: Step) -> Known:
-    """other − alpha · x."""
+    """Return other − alpha · x."""
     if isinstance(s.arg(1), ValueRef):
         return sum_of(s, s.arg(1), s.arg(0), -s.arg(2, "alpha", 1))
     x = s.type(s.arg(0))
@@ -176,18 +178,18 @@ def plus(s: Step, left: Any, right: Any, alpha: Number) -> Known:
 def _where(s: Step) -> Known:
     if len(s.operation.args) < 3:
         return FIXED
-    return chosen(s, s.arg(0), s.arg(1), s.arg(2))
+    return choose(s, s.arg(0), s.arg(1), s.arg(2))
 
 
-def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
-    """Entry by entry one of two tensors: entries between which the condition may differ do not mix."""
+def choose(s: Step, condition: Any, left: Any, right: Any) -> Type:
+    """Return entry by entry one of two tensors: entries between which the condition may differ do not mix."""
     count = len(s.out)
     varies = {dim + count - len(s.shape(condition)) for dim in wide(s.shape(condition))}
     for ref in (left, right):
         if isinstance(ref, ValueRef):
-            s.engine.split_by(aligned(s, ref, count).factors, varies, batch=False)
+            s.engine.split_by(align(s, ref, count).factors, varies, batch=False)
     a, b = neutral(s, left), neutral(s, right)
-    x, y = aligned(s, left, count), aligned(s, right, count)
+    x, y = align(s, left, count), align(s, right, count)
     if a is not None and b is not None:
         return FIXED
     if a is not None or b is not None:
@@ -198,13 +200,16 @@ def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
             return Type(operand.factors, (), s.engine.imaged(operand, range(count)), operand.zero)
         s.engine.equate(operand.factors, ())
         return Type((), (), s.engine.imaged(operand, range(count)))
-    result = added(s.engine, Type(x.factors, zero=x.zero), Type(y.factors, zero=y.zero))
+    result = add(s.engine, Type(x.factors, zero=x.zero), Type(y.factors, zero=y.zero))
     images = s.engine.imaged(x, range(count)) + s.engine.imaged(y, range(count))
     return Type(result.factors, (), images, result.zero)
 
 
 def neutral(s: Step, ref: Any) -> str | None:
-    """What a constant operand is: "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed"."""
+    """Return what a constant operand is.
+
+    "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed".
+    """
     if not isinstance(ref, ValueRef):
         value = torch.tensor(float(ref))
     else:
@@ -222,29 +227,29 @@ def neutral(s: Step, ref: Any) -> str | None:
 
 @rule("masked_fill", "masked_fill_")
 def _masked_fill(s: Step) -> Known:
-    return chosen(s, s.arg(1), s.arg(0), s.arg(2))
+    return choose(s, s.arg(1), s.arg(0), s.arg(2))
 
 
 @rule("maximum", "minimum", "fmax", "fmin")
 def _maximum(s: Step) -> Known:
     longer = max((s.arg(0), s.arg(1)), key=lambda ref: len(s.shape(ref)))
-    result = chosen(s, longer, s.arg(0), s.arg(1))
+    result = choose(s, longer, s.arg(0), s.arg(1))
     s.engine.split_by(result.factors, range(len(s.out)), batch=False)
     return result
 
 
 @rule("lerp", "lerp_")
 def _lerp(s: Step) -> Known:
-    """x + w (y − x): both must move alike, by whatever share they are mixed."""
+    """Return x + w (y − x): both must move alike, by whatever share they are mixed."""
     left, right, share = s.arg(0), s.arg(1), s.arg(2, "weight")
     count = len(s.out)
-    x, y = aligned(s, left, count), aligned(s, right, count)
+    x, y = align(s, left, count), align(s, right, count)
     value = number(share, s)
     if value is not None:
-        return added(s.engine, scaled(s.engine, x, 1 - value), scaled(s.engine, y, value))
+        return add(s.engine, scaled(s.engine, x, 1 - value), scaled(s.engine, y, value))
     s.engine.zero(s.type(share))
     varies = [{dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right, share)]
-    return added(
+    return add(
         s.engine,
         s.engine.multiply(x, FIXED, (varies[0], varies[2])),
         s.engine.multiply(y, FIXED, (varies[1], varies[2])),

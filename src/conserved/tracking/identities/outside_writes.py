@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.finding import StepFinding, name_tensors
@@ -31,8 +34,45 @@ _MOST_CHECKSUMS = 1 << 21
 _BUFFER = 1 << 16
 """Entries of a buffer up to which its bits are added up."""
 
+_SAMPLED = 32
+"""Entries of a weight that say whether all moved towards slow weights."""
+
+_MARKED = 2
+"""Tensors of every group whose versions are read in every step."""
+
+_SLOW = 0.95
+"""The largest share of the way from slow weights that is left after going back to them."""
+
+_FIRST = 8
+"""Steps in which weights are compared again when the step ends, whatever their versions say: `.data` has none."""
+
 _CONSTANT = 2
 """Steps for which a buffer has to be the same before a change is said."""
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """How the sampled weights of one interval between two steps changed."""
+
+    sample: EntrySample
+    old: tuple[Tensor, ...]
+    new: tuple[Tensor, ...]
+    written: list[int]
+    """Places of trained tensors that changed and were not clamped or normed."""
+
+    def is_entry(self, index: int) -> bool:
+        """Return whether one entry alone changed, and was not clamped."""
+        changed = self.new[index] != self.old[index]
+        if int(changed.sum()) != 1 or len(changed) == 1:
+            return False
+        old, new = (float(values[changed].abs()) for values in (self.old[index], self.new[index]))
+        return not (new < old and new == float(self.new[index].abs().max()))
+
+    def factor(self, index: int) -> float | None:
+        """Return the number that a whole tensor was multiplied by; None if it was not."""
+        old, new = self.old[index], self.new[index]
+        factor = float((old @ new) / (old @ old).clamp_min(1e-300))
+        return factor if factor and bool((new - factor * old).norm() <= 1e-4 * (new - old).norm()) else None
 
 
 class OutsideWrites(StepIdentity):
@@ -40,6 +80,12 @@ class OutsideWrites(StepIdentity):
 
     A sample of entries says how they changed. A sum of the stored bits sees any single entry, for as many tensors a
     step as the budget allows.
+
+    Many programs write to their weights by themselves, step after step: they clamp, mask, project, add noise, decay.
+    So a write is held for one look. What comes again in the next one is a habit of the program and is remarked; what
+    does not is reported. Not held is what no program means: one entry alone, values that are not finite, and a factor
+    on weights that an optimizer decays already or inside a forward pass. Slow weights that a loop goes back to, as
+    Lookahead's, are recognised by their formula: all weights move by one factor towards where they once were.
     """
 
     name = "writes"
@@ -63,11 +109,44 @@ class OutsideWrites(StepIdentity):
         """Steps in a row for which a buffer has had the same bits."""
         self._counts: dict[str, int] = {}
         """By batch norm, how many batches it has seen."""
+        self._held: StepFinding | None = None
+        """A write that may be a habit of the program."""
+        self._habit = False
+        """Whether the program writes to its weights by itself."""
+        self._slow: tuple[list[Tensor], list[Tensor]] | None = None
+        """Weights, and entries of them when watching began or when they were last moved towards these."""
+        self._fast: Tensor | None = None
+        """The same entries after the last step."""
+        self._forward: list[int] | None = None
+        """Versions of weights when a forward pass began."""
+        self._in_forward = False
+        self._constrained = False
+        """Whether the program clamps, norms or averages its weights after steps."""
+        self._marked: list[Tensor] = []
+        self._marks: list[int] = []
+        """Some weights of every group, and their versions after the last step."""
+        self._unseen = False
+        """Whether something wrote to them in a step that was not looked at."""
 
     def restart(self) -> None:
         self._sample, self._after, self._sums, self._frozen = None, None, [], None
+        self._marked, self._marks = [], []
+
+    def begin(self, step: TrainingStep) -> None:
+        weights = [p for p in step.structure.parameters.values() if p.requires_grad and _comparable(p) and on_host(p)]
+        self._slow = (weights, [_some(p).clone() for p in weights])
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]
+
+    def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
+        if self._sample is not None and self._forward is not None:
+            self._in_forward |= self._forward != [version_of(p) for p in self._sample.tensors]
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if self._sample is None and self._marks != [version_of(p) for p in self._marked]:
+            # Written to in a step that was not looked at: slow weights are not where they were.
+            self._unseen, self._slow = True, None
         self._compare(step)
         self._frozen = None
         if not step.structure.frozen:
@@ -85,6 +164,8 @@ class OutsideWrites(StepIdentity):
             step.read(moved, lambda arrived: _moved_frozen(arrived, names, type(optimizer).__name__))
         # Several optimizers may step one after the other: the last one counts.
         self.restart()
+        self._marked = [p for group in optimizer.param_groups for p in group["params"][:_MARKED]]
+        self._marks = [version_of(p) for p in self._marked]
         if step.thorough:
             self._remember(step)
             self._remember_buffers(step)
@@ -93,7 +174,7 @@ class OutsideWrites(StepIdentity):
         """Look at buffers: those that never change, and the counts of running statistics."""
         for name, (buffer, old, version) in self._buffers.items():
             same = bool(_checksum(buffer) == old)
-            silent = not same and buffer._version == version and self._constant.get(name, 0) >= _CONSTANT
+            silent = not same and version_of(buffer) == version and self._constant.get(name, 0) >= _CONSTANT
             self._constant[name] = self._constant.get(name, 0) + 1 if same else 0
             if silent:
                 step.report(
@@ -123,24 +204,87 @@ class OutsideWrites(StepIdentity):
                 )
             )
 
+    def _remark(self, step: TrainingStep, subject: str) -> None:
+        step.remark("weights", f"they are {subject} besides the optimizer's steps, which are not accounted for then")
+
+    def _moves_to_slow_weights(self) -> bool:
+        """Return whether all weights have moved by one factor towards where they once were, and begin there again."""
+        if self._slow is None:
+            return False
+        weights, before = self._slow
+        now, old = torch.cat([_some(p) for p in weights]).double(), torch.cat(before).double()
+        if self._fast is None or len(self._fast) != len(now) or len(now) != len(old):
+            return False
+        way = self._fast - old
+        factor = float((way @ (now - old)) / (way @ way).clamp_min(1e-300))
+        off, moved = float((now - old - factor * way).norm()), float((now - self._fast).norm())
+        rounding = max(torch.finfo(p.dtype).eps for p in weights) * float(now.norm())
+        if off <= min(max(1e-3 * moved, rounding), 0.5 * moved) and 0 <= factor <= _SLOW:
+            self._slow = (weights, [_some(p).clone() for p in weights])
+            return True
+        return False
+
+    def _cannot_be_meant(self, step: TrainingStep, change: _Change, *, inside: bool) -> bool:
+        """Return whether a write is none that programs make on purpose."""
+        if len(change.written) == 1 and change.is_entry(change.written[0]):
+            return True
+        if any(not bool(torch.isfinite(change.new[i]).all()) for i in change.written):
+            return True
+        factors = [change.factor(i) for i in change.written]
+        if any(factor is None for factor in factors):
+            return False
+        if any(factor is not None and factor > 1 for factor in factors):
+            return True
+        decays = {
+            id(p): group.get("weight_decay", 0)
+            for optimizer in step.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        return inside or any(decays.get(id(change.sample.tensors[i])) for i in change.written)
+
+    def _describe(self, change: _Change, rows: Sequence[Sequence[float]]) -> StepFinding:
+        worst = max(change.written, key=lambda i: rows[i][0] / max(rows[i][1], 1e-300))
+        listed = [self._names[i] for i in change.written if i != worst]
+        number = change.sample.number
+        return StepFinding(
+            code="something else wrote",
+            tensor=self._names[worst],
+            others=tuple(listed),
+            value=rows[worst][0],
+            limit=rows[worst][1],
+            step=number,
+            message=f"Something else than the optimizer wrote to {name_tensors([self._names[worst], *listed])} between "
+            f"step {number} and the next: {_describe(change.old[worst], change.new[worst])}.",
+        )
+
     def _remember_buffers(self, step: TrainingStep) -> None:
-        found = {
+        buffers = {
             name: b
             for name, b in step.model.named_buffers()
             if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not is_shared(b)
         }
-        self._buffers = {name: (b, _checksum(b), b._version) for name, b in found.items()}
+        self._buffers = {name: (b, _checksum(b), version_of(b)) for name, b in buffers.items()}
 
     def after_step(self, step: TrainingStep) -> None:
-        """Look at once if the versions of weights say that something wrote to them after the step."""
-        if self._sample is not None and self._versions != [p._version for p in self._sample.tensors]:
-            self._compare(step)
+        """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
+        moved = self._marks != [version_of(p) for p in self._marked]
+        if self._habit or self._constrained:
+            step.rewritten = True
+        if self._habit and moved:
+            step.slowed = step.number
+        if self._sample is None or self._habit:
+            return
+        if step.number <= _FIRST or self._versions != [version_of(p) for p in self._sample.tensors]:
+            self._compare(step, ends=False)
             if step.thorough:
                 self._remember(step)
 
     def close(self, step: TrainingStep) -> None:
         self._compare(step)
         self.restart()
+        if self._held is not None:
+            step.report(self._held)
 
     def _remember(self, step: TrainingStep) -> None:
         # Trained tensors that no watched optimizer holds are moved by someone else, as copies of master weights are.
@@ -158,19 +302,21 @@ class OutsideWrites(StepIdentity):
         self._trained, self._kinds = [p.requires_grad for p in tensors], [p.dtype for p in tensors]
         self._sample = EntrySample.of(tensors, step.number)
         self._after = self._sample.read()
-        self._versions = [p._version for p in tensors]
-        left = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
+        self._fast = None if self._slow is None else torch.cat([_some(p) for p in self._slow[0]]).double()
+        self._versions = [version_of(p) for p in tensors]
+        allowance = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
         for offset in range(len(pairs)):
             name, p = pairs[(self._turn + offset) % len(pairs)]
-            if left < local(p).numel() and offset:
+            if allowance < local(p).numel() and offset:
                 break
-            left -= local(p).numel()
-            self._sums.append((name, p, _checksum(p), p._version))
+            allowance -= local(p).numel()
+            self._sums.append((name, p, _checksum(p), version_of(p)))
         self._turn = (self._turn + len(self._sums)) % len(pairs)
 
-    def _compare(self, step: TrainingStep) -> None:
-        """Compare weights now with those after the last step."""
+    def _compare(self, step: TrainingStep, *, ends: bool = True) -> None:
+        """Compare weights now with those after the last step; `ends`: the next step is about to begin."""
         sample, after, sums = self._sample, self._after, self._sums
+        inside, self._in_forward, self._forward = self._in_forward, False, None
         self.restart()
         if sample is None or after is None:
             return
@@ -187,7 +333,7 @@ class OutsideWrites(StepIdentity):
         allowed = spacings * eps * sample.largest(after)
         change = sample.largest(now - after)
         # In-place operations count up a tensor's version; what leaves it alone is not an operation of the loop.
-        silent = [(name, p, old) for name, p, old, version in sums if p._version == version]
+        silent = [(name, p, old) for name, p, old, version in sums if version_of(p) == version]
         flipped = torch.stack([_checksum(p) != old for _, p, old in silent]).to(now.device) if silent else now[:0] > 0
         checked = [name for name, _, _ in silent]
         numbers = torch.cat((change, allowed, flipped.double()))
@@ -197,7 +343,7 @@ class OutsideWrites(StepIdentity):
             rows = torch.stack((arrived[:count], arrived[count : 2 * count]), -1).tolist()
             written = [i for i, (value, limit) in enumerate(rows) if value > limit]
             bits = {name for name, other in zip(checked, arrived[2 * count :].tolist(), strict=True) if other}
-            yield from self._judge(step, sample, after, now, written, bits, rows)
+            yield from self._judge(step, sample, after, now, written, bits, rows, inside=inside, ends=ends)
 
         step.read(numbers, decide)
 
@@ -210,27 +356,45 @@ class OutsideWrites(StepIdentity):
         written: Sequence[int],
         bits: set[str],
         rows: Sequence[Sequence[float]],
+        *,
+        inside: bool,
+        ends: bool,
     ) -> Iterator[StepFinding]:
         names, trained = self._names, self._trained
         olds, news = sample.per_tensor(after), sample.per_tensor(now)
         free = [i for i in written if trained[i] and not _is_constraint(sample.tensors[i], olds[i], news[i])]
         frozen = [i for i in written if not trained[i]]
-        if written and not free and any(trained[i] for i in written):
-            self.notes.append(f"step {step.number}: weights are clamped or normalised after a step")
-        if free:
-            worst = max(free, key=lambda i: rows[i][0] / max(rows[i][1], 1e-300))
-            listed = [names[i] for i in free if i != worst]
-            where = name_tensors([names[worst], *listed])
-            yield StepFinding(
-                code="something else wrote",
-                tensor=names[worst],
-                others=tuple(listed),
-                value=rows[worst][0],
-                limit=rows[worst][1],
-                message=f"Something else than the optimizer wrote to {where} between step "
-                f"{sample.number} and the next: "
-                f"{_describe(olds[worst], news[worst])}.",
-            )
+        own = any(trained[i] for i in written)
+        # In coarse precision much of what a program writes is within the spacing.
+        coarse = any(torch.finfo(kind).eps > _COARSE for kind in self._kinds)
+        touched = own or (coarse and any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True)))
+        if touched:
+            step.rewritten = bool(step.rewritten)
+        if own and not free:
+            self._constrained = True
+            self._remark(step, "clamped or normalised")
+        slow = self._moves_to_slow_weights() if own else False
+        if slow:
+            step.slowed, self._unseen, self._constrained = sample.number, True, True
+            self._remark(step, "moved towards slow weights")
+        held, self._held = self._held, None
+        before = held is not None and sample.number > (held.step or 0)
+        if touched and (before or self._unseen):
+            self._habit = True
+            self._remark(step, "written to by the program itself")
+        elif held is not None and ends and sample.number > (held.step or 0):
+            # A whole interval has gone by in which nothing was written.
+            yield held
+        elif held is not None:
+            self._held = held
+        if free and not slow and not self._habit:
+            change = _Change(sample, olds, news, free)
+            finding = self._describe(change, rows)
+            meant = not self._cannot_be_meant(step, change, inside=inside)
+            if meant:
+                self._held = finding
+            else:
+                yield finding
         elif frozen and 2 * len(frozen) <= sum(not t for t in trained):
             # An averaged teacher inside the model moves all of its weights.
             where = name_tensors([names[i] for i in frozen])
@@ -253,6 +417,12 @@ class OutsideWrites(StepIdentity):
 
 def _comparable(parameter: Tensor) -> bool:
     return is_plain(parameter) and not is_shared(parameter) and local(parameter).numel() > 0
+
+
+def _some(parameter: Tensor) -> Tensor:
+    """Return some entries of a tensor, the same ones at any time."""
+    values = local(parameter.detach()).reshape(-1)
+    return values[:: max(1, values.numel() // _SAMPLED)][:_SAMPLED]
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -284,15 +454,16 @@ def _is_constraint(tensor: Tensor, old: Tensor, new: Tensor) -> bool:
     values = new[changed].abs()
     if int(changed.sum()) > 1 and bool((values == new.abs().max()).all()):
         return True
-    whole = local(tensor.detach()).double()
-    if whole.ndim < 2:
+    complete = local(tensor.detach()).double()
+    near = max(1e-5, torch.finfo(tensor.dtype).eps)
+    if complete.ndim < 2:
         return False
     for dim in (0, 1):
-        rows = whole.transpose(0, dim).flatten(1)
+        rows = complete.transpose(0, dim).flatten(1)
         norms = rows.norm(dim=1)
-        if len(norms) > 1 and bool(((norms - norms.max()).abs() <= 1e-5 * norms.max()).float().mean() > 0.5):
+        if len(norms) > 1 and bool(((norms - norms.max()).abs() <= near * norms.max()).float().mean() > 0.5):
             return True
-        if len(norms) > 1 and bool((rows.sum(1).abs() <= 1e-5 * rows.abs().sum(1)).all()):
+        if len(norms) > 1 and bool((rows.sum(1).abs() <= near * rows.abs().sum(1)).all()):
             return True
     return False
 
@@ -303,8 +474,8 @@ def _describe(old: Tensor, new: Tensor) -> str:
     if not bool(torch.isfinite(new).all()):
         return "there are values that are not finite"
     if changed == 1 and len(old) > 1:
-        place = int((new != old).nonzero()[0])
-        return f"one entry went from {float(old[place]):.4g} to {float(new[place]):.4g}"
+        position = int((new != old).nonzero()[0])
+        return f"one entry went from {float(old[position]):.4g} to {float(new[position]):.4g}"
     if not bool(new.any()):
         return "all of it is zero now"
     factor = float((old @ new) / (old @ old).clamp_min(1e-300))

@@ -1,0 +1,168 @@
+"""Is the gradient that is used the sum over processes? A few entries before the reduction, against those used.
+
+A distributed optimizer leaves every process with a shard of the reduced gradients, so that there are no replicas to
+compare. Without the reduction each shard is what its process computed from its own batch, and identities within a shard
+still hold. What has to hold is that the entries used are those of the sum of all processes, up to one factor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.boundary import guarded
+from conserved.layout import layout_of
+from conserved.layout.gradients import gradient_of, owned_ranges, scatters_gradients
+from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.rank_exchange import RankExchange
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed
+
+_PARAMETERS = 4
+"""Parameters that are looked at: the smallest with enough entries."""
+
+_ENTRIES = 32
+"""Entries of each."""
+
+_LEAST = 8
+"""Entries that have to be there for a direction to say anything."""
+
+_ALIKE = 1e-3
+"""Relative distance of two directions that counts as none, above rounding in half precision of few entries."""
+
+_KEPT = 16
+"""Steps for which numbers of other processes are awaited."""
+
+
+class ReducedGradients(StepIdentity):
+    """Compares entries of gradients before and after they are scattered over data-parallel processes."""
+
+    name = "reductions"
+    question = "Is the gradient that is used the sum over processes?"
+
+    def __init__(self) -> None:
+        self._exchange: RankExchange | None = None
+        self._ranks: tuple[int, ...] = ()
+        self._parameters: dict[str, Tensor] = {}
+        self._handles: list[Any] = []
+        self._computed: dict[str, Tensor] = {}
+        """By parameter, the entries that backward passes of this step have computed here."""
+        self._used: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
+        """By step, the entries about to be used and which of them this process holds reduced."""
+        self._shown: dict[int, dict[int, Mapping[str, list[float]]]] = {}
+        """By step and process, the entries computed there."""
+        self._reported = False
+
+    def begin(self, step: TrainingStep) -> None:
+        group = layout_of(step.model).data_parallel if distributed() else None
+        if group is None or not scatters_gradients(step.called):
+            return
+        self._exchange, self._ranks = RankExchange("reductions"), group.ranks
+        trained = [(n, p) for n, p in step.model.named_parameters() if p.requires_grad and p.numel() >= _ENTRIES]
+        self._parameters = dict(sorted(trained, key=lambda pair: pair[1].numel())[:_PARAMETERS])
+        for name, parameter in self._parameters.items():
+            hook = guarded(_note_with(weakref.ref(self), name))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def note(self, name: str, gradient: Tensor) -> None:
+        """Add entries of a gradient that a backward pass has computed."""
+        entries = _sample(gradient.detach()).double()
+        former = self._computed.get(name)
+        self._computed[name] = entries if former is None else former + entries
+
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Take the entries that are about to be used, and show those that were computed."""
+        if self._exchange is None or step.number in self._used or not self._computed:
+            return
+        used: dict[str, tuple[Tensor, Tensor]] = {}
+        ranges = owned_ranges(step.called, [*self._parameters.values()])
+        for (name, parameter), (start, end) in zip(self._parameters.items(), ranges, strict=True):
+            gradient = gradient_of(parameter)
+            if gradient is not None and name in self._computed:
+                places = _sample(torch.arange(parameter.numel(), device=gradient.device))
+                used[name] = (_sample(gradient.detach()).double().cpu(), ((places >= start) & (places < end)).cpu())
+        self._used[step.number] = used
+        computed = {name: entries.tolist() for name, entries in self._computed.items()}
+        self._exchange.show(step.number, {"computed": computed})
+        self._shown.setdefault(step.number, {})[self._exchange.rank] = computed
+        self._computed = {}
+
+    def after_step(self, step: TrainingStep) -> None:
+        if self._exchange is None:
+            return
+        for rank, number, others_own, _ in self._exchange.arrivals():
+            self._shown.setdefault(number, {})[rank] = others_own["computed"]
+        for number in sorted(self._used):
+            if {*self._ranks} <= {*self._shown.get(number, {})}:
+                self._judge(step, number, self._used.pop(number), self._shown.pop(number))
+            elif number < step.number - _KEPT:
+                del self._used[number]
+                self._shown.pop(number, None)
+
+    def close(self, step: TrainingStep) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def restart(self) -> None:
+        self._computed = {}
+
+    def _judge(
+        self,
+        step: TrainingStep,
+        number: int,
+        used: Mapping[str, tuple[Tensor, Tensor]],
+        shown: Mapping[int, Mapping[str, list[float]]],
+    ) -> None:
+        assert self._exchange is not None
+        rank = self._exchange.rank
+        for name, (entries, owned) in used.items():
+            parts = [torch.tensor(shown[other][name], dtype=torch.float64) for other in self._ranks]
+            total, own = torch.stack(parts).sum(0)[owned], parts[self._ranks.index(rank)][owned]
+            entries = entries[owned]
+            if len(entries) < _LEAST or self._reported:
+                continue
+            if _distance(entries, own) <= _ALIKE < _distance(entries, total):
+                self._reported = True
+                step.report(
+                    StepFinding(
+                        code="replicas",
+                        tensor=name,
+                        step=number,
+                        ranks=(rank,),
+                        value=_distance(entries, total),
+                        limit=_ALIKE,
+                        message=f"The gradient of {name} that the optimizer uses on rank {rank} is the one that this "
+                        "process computed from its own batch, and not the sum over its data-parallel group "
+                        f"{self._ranks}: the reduction before the step is missing.",
+                    )
+                )
+
+
+def _note_with(identity: weakref.ref[ReducedGradients], name: str) -> Any:
+    # Weak reference: hooks of a parameter would keep the identity and its model alive.
+    def hook(parameter: Tensor) -> None:
+        alive = identity()
+        if alive is not None and parameter.grad is not None and not parameter.grad.is_sparse:
+            alive.note(name, parameter.grad)
+
+    return hook
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Return evenly spread entries of a tensor."""
+    flat = tensor.flatten()
+    return flat[:: max(1, flat.numel() // _ENTRIES)][:_ENTRIES]
+
+
+def _distance(entries: Tensor, direction: Tensor) -> float:
+    """Return how far entries are from a multiple of a direction, relative to their size."""
+    size, length = float(entries.norm()), float(direction.norm())
+    if not size or not length:
+        return 0.0 if size == length else 1.0
+    unit = direction / length
+    return float((entries - (entries @ unit) * unit).norm()) / size
