@@ -429,7 +429,8 @@ class _Case:
             if found.origin is not Origin.UNKNOWN:
                 self.limits[place] = max(self.limits[place], found.limit)
         self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
-        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin is Origin.PRECISION])
+        excused = (Origin.PRECISION, Origin.DESIGN)
+        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin in excused])
 
     def _decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
         """Whether an earlier replay has decided this residual too: a defect that stays, or noise of the same size."""

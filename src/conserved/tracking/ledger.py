@@ -89,7 +89,7 @@ class _SlotWeights:
         A form that is not finite spoils the quantities that have it, and no others.
         """
         if any(isinstance(weight, Tensor) for weights in named.values() for weight in weights.values()):
-            return {name: _combined(forms, self.slots, weights) for name, weights in named.items()}
+            return {name: _combine(forms, self.slots, weights) for name, weights in named.items()}
         rows = [[float(weights.get(slot, 0.0)) for slot in self.slots] for weights in named.values()]
         weights, flat = self._on(forms, rows), forms.flatten(1)
         usual = flat.isfinite()
@@ -133,6 +133,7 @@ class _Steps:
             number = self.numbers[key] = len(self.weights)
             weights = coefficients.weights(linear=linear)
             self.weights.append(_SlotWeights(weights, weights.slots(), coefficients.rate))
+        # θ is a point, whose constant leg is 1; the other tensors are directions, whose constant leg is 0.
         constants = (1.0,) + (0.0,) * (len(coefficients.before) - 1)
         bounded: tuple[int, ...] = ()
         if linear:
@@ -199,21 +200,21 @@ class Ledger:
         together = reads_together(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
-            shelved: list[list[Part]] = [[] for _ in self.stacks]
+            by_stack: list[list[Part]] = [[] for _ in self.stacks]
             for part in self._plan.evaluate(steps, LawPairs(), dtype=self._dtype).parts:
-                shelved[self._stack_of[part.members[0]]].append(part)
-            return [self._shelved(parts, steps) for parts in shelved]
+                by_stack[self._stack_of[part.members[0]]].append(part)
+            return [self._assemble(parts, steps) for parts in by_stack]
 
-    def _shelved(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
+    def _assemble(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
         """Put the sums of all batches of a stack together."""
         kind = self.symmetries[parts[0].members[0]].kind
         keys = {key for part in parts for key in part.sums}
         if len(keys) == 1:
             (key,) = keys
-            return _accounted(kind, [part.expanded(key) for part in parts], steps.weights[key])
-        return _stacked(
+            return _account_of(kind, [part.expanded(key) for part in parts], steps.weights[key])
+        return _stack_batches(
             [
-                _mixed([_accounted(kind, [part.expanded(key)], steps.weights[key]) for key in part.sums])
+                _merge_legs([_account_of(kind, [part.expanded(key)], steps.weights[key]) for key in part.sums])
                 for part in parts
             ]
         )
@@ -234,7 +235,7 @@ def _index(gradient: Sequence[Scalar]) -> int:
     return next(j for j, weight in enumerate(gradient) if isinstance(weight, Tensor) or weight != 0)
 
 
-def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Tensor:
+def _combine(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Tensor:
     """Return Σ weight · form."""
     total: Tensor | None = None
     for slot, weight in weights.items():
@@ -248,16 +249,19 @@ def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> T
     return torch.zeros_like(forms[0]) if total is None else total
 
 
-def _accounted(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
+def _account_of(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
     """Return the account of batches whose legs all step with the same coefficients."""
     products, weights = kind.products, pairs.weights
     held = _side_by_side(held)
+    # h(θ − U) − h(θ) = −2 μ(θ, U) + μ(U, U) needs only the symmetric part of μ, which is what `polar` takes.
     forms = _cat([products.coordinates(products.polar(sums.signed())) for sums in held], 1)
     if kind.linear:
-        absolute = _cat([_added(sums.columns) for sums in held], 1)
+        # A linear law is a signed sum, so its scale is the sum of magnitudes; nothing about it is of second order.
+        absolute = _cat([_add_up(sums.columns) for sums in held], 1)
         sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
         steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
     else:
+        # For a quadratic law, squares of terms give the scale, and Cauchy–Schwarz bounds how fast h can change.
         spread = _cat([products.squares(sums.unsigned()) for sums in held], 1)
         sizes = spread[0]
         squared = pairs.combined(spread, {"moved": weights.second, "steepness": weights.steepness})
@@ -281,7 +285,7 @@ def _cat(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _mixed(parts: list[StepAccount]) -> StepAccount:
+def _merge_legs(parts: list[StepAccount]) -> StepAccount:
     """Return one batch whose legs step with different coefficients.
 
     Only a common rate times the gradient leaves a law alone. What a leg moves at another rate than the first is a cause
@@ -296,14 +300,14 @@ def _mixed(parts: list[StepAccount]) -> StepAccount:
         unequal = {"rates": (part.rate - common) * part.gradient_term} if part.rate is not common else {}
         for cause, value in (*part.first.items(), *unequal.items()):
             first[cause] = first[cause] + value if cause in first else value
-    return StepAccount(first=first, rate=common, **{name: _added([getattr(p, name) for p in parts]) for name in _SUMS})
+    return StepAccount(first=first, rate=common, **{name: _add_up([getattr(p, name) for p in parts]) for name in _SUMS})
 
 
-def _added(tensors: list[Tensor]) -> Tensor:
+def _add_up(tensors: list[Tensor]) -> Tensor:
     return sum(tensors[1:], tensors[0])
 
 
-def _stacked(pieces: list[StepAccount]) -> StepAccount:
+def _stack_batches(pieces: list[StepAccount]) -> StepAccount:
     """Return batches of one stack, one after the other."""
     causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
     rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
