@@ -3,6 +3,7 @@
     python benchmarks/flipped_weights.py --out benchmarks/results
     python benchmarks/flipped_weights.py --cells 125M,1.4B --count 1000 --seconds 120 --name flipped_updates --out $OUT
 
+Sizes of flips in weights are relative to the root mean square of the tensor, in updates to the norm of its update.
 Small decoders run a new pass in every step. Models of `--cells` keep the gradients of one pass, so that a step is the
 optimizer's alone and thousands fit into minutes.
 """
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities
@@ -82,6 +83,7 @@ def flips(case: Case, kind: torch.dtype, where: str, count: int, seed: int, seco
     identities = StepIdentities(model, model, [optimizer], Boundary(strict=True))
     identities._within_budget = lambda: True  # type: ignore[method-assign]
     named = list(model.named_parameters())
+    device = named[0][1].device.type
     rows: list[dict[str, Any]] = []
     case.backward()
 
@@ -97,14 +99,22 @@ def flips(case: Case, kind: torch.dtype, where: str, count: int, seed: int, seco
             row = flipped()
         identities.after_optimizer(optimizer)
         identities.after_step()
+        if device == "cuda":
+            # Numbers are read when they have arrived: a loop would hear of them a step later.
+            torch.cuda.synchronize()
+            identities.step.receive(wait=True)
         return row
 
     def flipped() -> dict[str, Any]:
         name, p = named[draw.choices(range(len(named)), [q.numel() for _, q in named])[0]]
         index, bit = draw.randrange(p.numel()), draw.randrange(32 if kind == torch.float32 else 16)
         values = p.data.view(-1)
-        old, scale = values[index].clone(), float(torch.linalg.vector_norm(values, dtype=torch.float32))
-        scale /= math.sqrt(p.numel())
+        old, scale = values[index].clone(), _norm(values) / math.sqrt(p.numel())
+        if where == "updates":
+            state = optimizer.state[p]
+            count, root = float(state["step"]), state["exp_avg_sq"].float().sqrt()
+            scale = _norm(state["exp_avg"].float() / (root / math.sqrt(1 - 0.999**count) + 1e-8))
+            scale *= optimizer.param_groups[0]["lr"] / (1 - 0.9**count)
         values.view(INTEGERS[kind])[index] ^= -(1 << bit) if bit == (31 if kind == torch.float32 else 15) else 1 << bit
         size = abs(float(values[index].double() - old.double())) / max(scale, 1e-30)
         return {"tensor": name, "bit": bit, "size": size, "values": values, "index": index, "old": old}
@@ -127,6 +137,10 @@ def flips(case: Case, kind: torch.dtype, where: str, count: int, seed: int, seco
             rows.append({"false alarm": [str(a) for a in alarms], "seen": False, "named": False, "size": math.nan})
     identities.close()
     return rows
+
+
+def _norm(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float32))
 
 
 def decade(size: float) -> str:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as disable_dynamo
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version_counter
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
+from torch.nn.modules.dropout import _DropoutNd as DropoutBase
+from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
@@ -24,6 +26,8 @@ __all__ = [
     "AutogradFunctionBase",
     "BatchNormBase",
     "DisableTorchFunction",
+    "DropoutBase",
+    "InstanceNormBase",
     "TorchDispatchMode",
     "adjusted_muon_rate",
     "buffers_of",

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from conserved import recognize
-from conserved.auditing.diagnosis import Diagnosis, Suspects, diagnose
+from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
 from conserved.auditing.gradient_peaks import PeakHistory
 from conserved.auditing.noise import SIGMAS, noise_multiples, suspicious
 from conserved.auditing.reference_comparison import foreign_gradients
@@ -87,6 +87,43 @@ def _diagnose(size: float, factor: float) -> Diagnosis:
     )
     (diagnosis,) = diagnose(suspects, replay)
     return diagnosis
+
+
+class ExhaustedReplay(StoredReplay):
+    """Runs out of memory after a few passes, as a device does that others use as well."""
+
+    left = 3
+
+    def gradients(
+        self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: PassForm = AS_RUN
+    ) -> dict[str, Tensor]:
+        """Return gradients until memory is used up."""
+        self.left -= 1
+        if self.left < 0:
+            raise torch.OutOfMemoryError("no memory is left")
+        return super().gradients(parameters, scale=scale, form=form)
+
+
+def test_a_residual_whose_rounding_could_not_be_sampled_is_not_refuted() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 8, bias=False), nn.Linear(8, 12, bias=False))
+    x = torch.randn(64, 12)
+    (model(x) - x.flip(1)).square().mean().backward()
+    theta = {name: p.detach() for name, p in model.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    gradients["0.weight"] += 1e-3 * torch.randn(8, 12)
+    (law,) = recognize(model, x)
+    plan = Plan.of([law], kernels=False)
+    suspects = Suspects(
+        symmetries=[law],
+        residuals=balance_of(plan, theta, gradients).residuals,
+        floors=suspicious(torch.float32, plan.entries),
+        theta=theta,
+        factors=np.array([False]),
+        precision=torch.float32,
+    )
+    assert diagnose(suspects, StoredReplay(gradients))[0].origin is Origin.PROGRAM
+    assert diagnose(suspects, ExhaustedReplay(gradients))[0].origin is Origin.UNKNOWN
 
 
 def test_residuals_of_underflow_in_float16_are_not_refuted() -> None:

@@ -21,8 +21,11 @@ WIDTH = 1500
 class Run:
     """A step under the identity alone, with a place to corrupt weights."""
 
-    def __init__(self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], kind: torch.dtype) -> None:
+    def __init__(
+        self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], kind: torch.dtype, rows: int = WIDTH
+    ) -> None:
         torch.manual_seed(0)
+        self.rows = rows
         self.model = nn.Linear(WIDTH, WIDTH).to(kind)
         self.optimizer = make(list(self.model.parameters()))
         self.identities = StepIdentities(
@@ -33,6 +36,7 @@ class Run:
         """Make one step; `inside` changes the weights after the optimizer has written them."""
         for p in self.model.parameters():
             p.grad = torch.randn(p.shape).to(p.dtype)
+            p.grad[self.rows :] = 0
         self.identities.before_optimizer(self.optimizer, closure=False)
         self.optimizer.step()
         if inside is not None:
@@ -133,6 +137,12 @@ def test_a_wrong_entry_is_seen_under_every_rule(name: str) -> None:
     run.step()
     (alarm,) = run.step(inside=corrupt(100, 100, 0.02 if "large" not in name else 20.0))
     assert alarm.tensor == "weight"
+
+
+def test_weights_that_only_decay_are_silent_for_long() -> None:
+    """Rows of an embedding that no token reaches have no update, and the limit is that of rounding alone."""
+    run = Run(lambda p: torch.optim.AdamW(p, lr=3e-4, weight_decay=0.1), torch.float32, rows=4)
+    assert [run.step() for _ in range(120)] == [[]] * 120
 
 
 def test_subclasses_with_a_step_of_their_own_are_left_alone() -> None:

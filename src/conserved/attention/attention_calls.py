@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved._torch_compat import SCALED_DOT_PRODUCT
 from conserved.boundary import guarded
 from conserved.function_listeners import Listeners
 
@@ -101,7 +102,7 @@ def observe_attention(model: nn.Module, on_call: Listener) -> Iterator[None]:
 
 
 def _calls_no_attention(module: nn.Module) -> bool:
-    """Most of a model, where hooks would only take time: PyTorch's own modules without others inside, and norms, which
+    """Return whether a module needs no hooks: PyTorch's own modules without others inside, and norms, which
     have vectors alone. If one of these attends after all, the call is reported with the module around it."""
     if any(True for _ in module.children()):
         return False
@@ -186,7 +187,7 @@ def _leave(listener: _Listener) -> Callable[[nn.Module, Any, Any], None]:
         running = listener.running.modules
         if running and running[-1].module is module:
             running.pop()
-        elif any(one.module is module for one in running):
+        elif any(entry.module is module for entry in running):
             while running.pop().module is not module:
                 pass
 
@@ -199,7 +200,7 @@ def _through_block(listener: _Listener, path: str, block: nn.Module) -> Callable
     def hook(module: nn.Module, args: Any, keys: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return keys
-        given = next((one for one in reversed(listener.running.modules) if one.module is block), None)
+        given = next((entry for entry in reversed(listener.running.modules) if entry.module is block), None)
         call = AttentionCall(
             at="block",
             path=path,
@@ -226,7 +227,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
         with unheard():
             for listener in _LISTENERS.now():
                 running = listener.running.modules
-                if running and not any(computes_own_attention(one.module) for one in running):
+                if running and not any(computes_own_attention(entry.module) for entry in running):
                     call = AttentionCall(
                         at="product",
                         path=running[-1].path,
@@ -235,7 +236,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
                         keys=key,
                         args=rest,
                         kwargs=options,
-                        part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
+                        part=any(isinstance(entry.module, nn.MultiheadAttention) for entry in running),
                     )
                     calls.append(call)
                     answer = listener.on_call(call)
@@ -255,7 +256,7 @@ def _with_causal_biases(original: Callable[..., Any]) -> Callable[..., Any]:
     is called is the one found in torch.nn.functional, and is read as a mask of these entries if it is not.
     A function that others have put there is left to do as it does.
     """
-    if original is not getattr(torch._C._nn, _NAME):
+    if original is not SCALED_DOT_PRODUCT:
         return original
 
     @wraps(original)
@@ -282,7 +283,7 @@ def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Whatever function the interface of transformers hands out."""
+    """Return whatever function the interface of transformers hands out."""
 
     def attending(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or _WITHIN.calls:
@@ -318,9 +319,11 @@ _NAME = "scaled_dot_product_attention"
 
 
 def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
-    """Where PyTorch's function is looked up when it is called: in its own module and in those that imported it from
+    """Yield where PyTorch's function is looked up when it is called.
+
+    In its own module and in those that imported it from
     there; under another name in those that define the model's classes."""
-    product = getattr(torch._C._nn, _NAME)
+    product = SCALED_DOT_PRODUCT
     yield F, _NAME
     for module in _importers(len(sys.modules)):
         if vars(module).get(_NAME) is product:
@@ -333,11 +336,11 @@ def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
 
 @lru_cache(maxsize=1)
 def _importers(count: int) -> list[ModuleType]:
-    """Modules outside PyTorch that have something of this name, looked for again when their number has changed."""
+    """Return modules outside PyTorch that hold something of this name; `count` of modules invalidates the cache."""
     # Not vars(module): to ask a module that is imported lazily for anything imports it.
-    modules = ((path, one) for path, one in sys.modules.copy().items() if isinstance(one, ModuleType))
+    modules = ((path, module) for path, module in sys.modules.copy().items() if isinstance(module, ModuleType))
     return [
-        one
-        for path, one in modules
-        if path.partition(".")[0] != "torch" and _NAME in object.__getattribute__(one, "__dict__")
+        module
+        for path, module in modules
+        if path.partition(".")[0] != "torch" and _NAME in object.__getattribute__(module, "__dict__")
     ]

@@ -29,7 +29,7 @@ class Band:
 
     @staticmethod
     def of(queries: int, keys: int, *, causal: bool, window: int | None) -> Band:
-        """Causal attention and windows; the last query stands at the last key, as in decoding with a cache.
+        """Return causal attention and windows; the last query stands at the last key, as in decoding with a cache.
 
         A causal window of w sees a query's own key and the w − 1 before it; one that is not causal sees the keys
         at distances less than w on both sides.
@@ -62,14 +62,14 @@ class Band:
         return ahead[..., ends] - ahead[..., starts]
 
     def dots(self, x: Rows | Tensor, y: Rows | Tensor) -> Float[Tensor, "heads rows"]:
-        """For every row i of x the sum of x_i·y_j over the y_j it sees."""
+        """Return for every row i of x the sum of x_i·y_j over the y_j it sees."""
         if self.upper is None and self.lower is not None:
             return prefix_dots(x, y, self.lower, after=True)
         total = prefix_dots(x, y, self.upper)
         return total if self.lower is None else total - prefix_dots(x, y, self.lower)
 
     def squares(self, x: Rows | Tensor, y: Rows | Tensor) -> Float[Tensor, "heads rows"]:
-        """For every row i of x the sum of (x_i·y_j)² over the y_j it sees."""
+        """Return for every row i of x the sum of (x_i·y_j)² over the y_j it sees."""
         if self.upper is None and self.lower is not None:
             return prefix_squares(x, y, self.lower, after=True)
         total = prefix_squares(x, y, self.upper)

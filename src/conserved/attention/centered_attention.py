@@ -47,6 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from conserved._torch_compat import SCALED_DOT_PRODUCT
 from conserved.attention.fused_centering import ShiftedKeysAndValues, ShiftedOutput, kernels_apply
 from conserved.attention.gauge_constants import (
     ConstantRule,
@@ -61,7 +62,7 @@ from conserved.attention.sampled_rows import document_of_tokens, packed_document
 
 ConstantName = Literal["rows", "mean", "running"]
 
-_SDPA = torch._C._nn.scaled_dot_product_attention
+_SDPA = SCALED_DOT_PRODUCT
 """PyTorch's function itself, whatever listeners have put in its place in `torch.nn.functional`."""
 
 _SDPA_POSITIONAL = ("attn_mask", "dropout_p", "is_causal")
@@ -120,7 +121,7 @@ class CenteredAttention:
         *,
         plain: bool = False,
     ) -> Any:
-        """Center the arguments of one call.
+        """Return center the arguments of one call.
 
         Args:
             attend: the function of queries, keys and values, with its further arguments bound.

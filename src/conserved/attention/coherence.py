@@ -36,7 +36,7 @@ class KeySpace:
 
     @staticmethod
     def of(keys: TokenMoments, ridge: float | None = None, *, tolerance: float = 1e-12) -> KeySpace:
-        """From the moments of the keys; λ is `ridge` times their mean squared singular value.
+        """Build the space from the moments of the keys; λ is `ridge` times their mean squared singular value.
 
         Directions smaller than `tolerance` times the largest are not counted.
         """
@@ -46,16 +46,16 @@ class KeySpace:
         largest = values[..., :1] if values.shape[-1] else offset[..., None]
         # Centring keys far from the origin leaves their rounding behind.
         floor = torch.maximum(tolerance * largest, 8 * eps * offset[..., None])
-        kept = values > floor
-        rank = kept.sum(-1)
-        whitening = basis.mT * torch.where(kept, 1 / values, 0.0)[..., None, :]
+        significant = values > floor
+        rank = significant.sum(-1)
+        whitening = basis.mT * torch.where(significant, 1 / values, 0.0)[..., None, :]
         if ridge is None:
             return KeySpace(rank=rank, whitening=whitening, ridge_whitening=None, ridge_dimension=None, offset=offset)
         if not ridge > 0:
             raise ValueError(f"ridge is positive, a fraction of the keys' mean squared singular value; got {ridge}.")
-        squares = torch.where(kept, values.square(), 0.0)
+        squares = torch.where(significant, values.square(), 0.0)
         loading = ridge * squares.sum(-1, keepdim=True) / rank.clamp(min=1)[..., None]
-        softened = torch.where(kept, 1 / (squares + loading).sqrt(), 0.0)
+        softened = torch.where(significant, 1 / (squares + loading).sqrt(), 0.0)
         return KeySpace(
             rank=rank,
             whitening=whitening,
@@ -66,7 +66,7 @@ class KeySpace:
 
 
 def _singular(keys: TokenMoments) -> tuple[Tensor, Tensor]:
-    """Singular values of the scatter factor, falling, and the vectors to its right as rows."""
+    """Return singular values of the scatter factor, falling, and the vectors to its right as rows."""
     if not keys.orthogonal:
         _, values, basis = torch.linalg.svd(keys.factor, full_matrices=False)
         return values, basis

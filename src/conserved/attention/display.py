@@ -30,13 +30,13 @@ def table(field: EnergyField) -> str:
 
 
 def _rows(field: EnergyField) -> Iterator[tuple[str, ...]]:
-    """Rows beyond those that are shown are named only, so that a field of a thousand heads costs no more."""
+    """Yield rows beyond those that are shown are named only, so that a field of a thousand heads costs no more."""
     spectra = field.singular_values
     statistics = (field.rank, field.effective_rank, field.stable_rank, field.participation, field.coherence)
     sums = field.row_sums.abs().amax(-1)
-    for place, index in enumerate(product(*map(range, field.row_sums.shape[:-1]))):
+    for position, index in enumerate(product(*map(range, field.row_sums.shape[:-1]))):
         name = ", ".join(map(str, index)) or "–"
-        if place >= html.MOST:
+        if position >= html.MOST:
             yield (name,)
             continue
         numbers = [_text(statistic[index], ".3g") for statistic in statistics]

@@ -208,7 +208,7 @@ def _whole(
     key_mask: Tensor | None,
     scale: float,
 ) -> EnergyField:
-    """Return every query sees every key. A device has work queued whenever the host factors something."""
+    """Compute the field where every query sees every key. The device has work queued while the host factors."""
     heads, b = q.shape[:-2], keys.factor
     mean, query_form = placed(k.device, keys.mean, abs(scale) * b.mT)
     rows = row_energies(q, query_form, query_mask)
@@ -239,7 +239,7 @@ def _whole(
 
 
 def _sizes(keys: TokenMoments, space: KeySpace, heads: torch.Size) -> list[Tensor]:
-    """Keys, rank and ridge dimension of every query head."""
+    """Return keys, rank and ridge dimension of every query head."""
     statistics = [keys.count, space.rank.double()]
     if space.ridge_dimension is not None:
         statistics.append(space.ridge_dimension)
@@ -257,7 +257,7 @@ def _masked(
     scale: float,
     leading: int,
 ) -> EnergyField:
-    """Queries see some of the keys."""
+    """Return queries see some of the keys."""
     heads, (queries, width), n = q.shape[:-2], q.shape[-2:], k.shape[-2]
     mean, forms, offset, *sizes = placed(
         k.device, keys.mean, key_forms(space, None), space.offset.expand(heads), *_sizes(keys, space, heads)
@@ -294,7 +294,7 @@ def _masked(
 def _masked_slice(
     x: Rows, y: Rows, band: Band, scale: float, leading: int, complete: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Row and column energies, row sums, singular values and the size of the queries of a few heads."""
+    """Return row and column energies, row sums, singular values and the size of the queries of a few heads."""
     (heads, queries, _), n = x.values.shape, y.values.shape[-2]
     device = x.values.device
     counts = band.counts(queries, n, y.kept, device).expand(heads, queries)
@@ -322,7 +322,7 @@ def _participation(energies: Tensor, nothing: Tensor) -> Tensor:
 
 
 def _heads(x: Tensor, heads: torch.Size, some: slice, rest: int) -> Tensor:
-    """Some of the query heads on one axis; those of a group share what their key head has."""
+    """Return some of the query heads on one axis; those of a group share what their key head has."""
     flat = x.reshape(-1, *x.shape[x.ndim - rest :])
     shared = heads.numel() // len(flat)
     if shared == 1:
@@ -334,7 +334,7 @@ def _heads(x: Tensor, heads: torch.Size, some: slice, rest: int) -> Tensor:
 def _checked(
     q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None]:
-    """Queries and keys with equal leading axes; those of a group of query heads get an axis of their own."""
+    """Return queries and keys with equal leading axes; those of a group of query heads get an axis of their own."""
     if q.ndim < 2 or k.ndim != q.ndim or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
         raise ValueError(
             f"Queries (…, heads, length, d) and keys (…, key heads, length, d) do not fit: {tuple(q.shape)} and "
@@ -378,13 +378,13 @@ def _with_slope(q: Tensor, k: Tensor, slope: float | Tensor, scale: float, group
     if groups is not None and steep.ndim:
         steep = steep.unflatten(-1, q.shape[-4:-2])
     column = (steep / scale)[..., None].expand(q.shape[:-1])[..., None]
-    place = torch.arange(k.shape[-2], dtype=torch.float64, device=k.device) - k.shape[-2] // 2
-    k = torch.cat((k.double(), place[:, None].expand(*k.shape[:-1], 1)), -1)
+    index = torch.arange(k.shape[-2], dtype=torch.float64, device=k.device) - k.shape[-2] // 2
+    k = torch.cat((k.double(), index[:, None].expand(*k.shape[:-1], 1)), -1)
     return torch.cat((q.double(), column), -1), k
 
 
 def _flattened(field: EnergyField) -> EnergyField:
-    """Query heads of all groups on one axis again."""
+    """Return query heads of all groups on one axis again."""
 
     def flat(x: Tensor, rest: int) -> Tensor:
         return x.flatten(-2 - rest, -1 - rest)

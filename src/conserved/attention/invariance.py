@@ -108,7 +108,7 @@ def probe_invariance(
     device = query.device.type
     weights = [torch.ones(1, device=query.device)] * 2
     if signs is not None:
-        weights = [signs.reshape(-1, *[1] * (-place - 1)) for place in (axis, output_axis)]
+        weights = [signs.reshape(-1, *[1] * (-axis_here - 1)) for axis_here in (axis, output_axis)]
     with unheard(), torch.no_grad(), torch.autocast(device, enabled=False):
         if query.dtype in (torch.float32, torch.float64):
             return _probe(attend, query, key, value, query.dtype, weights)

@@ -59,7 +59,7 @@ def leading_values(
 
 
 def _unit(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Length and direction of what is orthogonal to the basis; zero stays zero."""
+    """Return length and direction of what is orthogonal to the basis; zero stays zero."""
     before = torch.linalg.vector_norm(x, dim=-1)
     for _ in range(2):
         x = x - (known @ (known.mT @ x[..., None]))[..., 0]

@@ -58,7 +58,7 @@ class LowRankTable(PrintableResult):
         return f"<LowRankTable: {len(self.rows)} heads at a relative error of {self.tolerance:g}>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {"tolerance": self.tolerance, "heads": [asdict(row) for row in self.rows]}
 
     def lines(self) -> list[TextLine]:
@@ -66,13 +66,13 @@ class LowRankTable(PrintableResult):
         lines: list[TextLine] = []
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = [row for row in self.rows if row.layer == layer]
-            kept, lengths = list(rows[0].errors), list(rows[0].growth)
-            heads = ["head", "need", *(f"err@{rank}" for rank in kept), *(f"L={length}" for length in lengths)]
+            ranks, lengths = list(rows[0].errors), list(rows[0].growth)
+            heads = ["head", "need", *(f"err@{rank}" for rank in ranks), *(f"L={length}" for length in lengths)]
             cells = [
                 [
                     str(row.head),
                     f"{row.needed}/{row.width}",
-                    *(f"{row.errors[rank]:.3f}" for rank in kept),
+                    *(f"{row.errors[rank]:.3f}" for rank in ranks),
                     *(str(row.growth[length]) for length in lengths),
                 ]
                 for row in rows
@@ -91,7 +91,7 @@ class LowRankTable(PrintableResult):
 
 
 def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*heads n1"]:
-    """Relative Frobenius error of keeping 0, 1, …, n directions."""
+    """Return relative Frobenius error of keeping 0, 1, …, n directions."""
     squares = values.square()
     tails = squares.flip(-1).cumsum(-1).flip(-1)
     tails = torch.nn.functional.pad(tails, (0, 1))
@@ -136,7 +136,7 @@ def low_rank(
         q, k = q[None], k[None]
     length, width = k.shape[-2:]
     chosen = sorted({n for n in lengths if 0 < n < length} | {length}) if lengths else _doubling(length)
-    kept = sorted({1, max(1, width // 8), max(1, width // 4), max(1, width // 2)})
+    retained = sorted({1, max(1, width // 8), max(1, width // 4), max(1, width // 2)})
     groups = q.shape[-3] // k.shape[-3]
     spectra = _growing(q, k, chosen, scale, groups)
     full = energy_field(q, k, scale=scale).singular_values
@@ -151,10 +151,10 @@ def low_rank(
                 head=head,
                 width=width,
                 length=length,
-                errors={rank: float(errors[head, min(rank, errors.shape[-1] - 1)]) for rank in kept},
+                errors={rank: float(errors[head, min(rank, errors.shape[-1] - 1)]) for rank in retained},
                 needed=int(needed[head]),
                 growth=growth,
-                reaches={rank: next((n for n, has in growth.items() if has >= rank), None) for rank in kept},
+                reaches={rank: next((n for n, has in growth.items() if has >= rank), None) for rank in retained},
             )
         )
     return rows
@@ -166,7 +166,7 @@ def _doubling(length: int) -> list[int]:
 
 
 def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, groups: int) -> list[Tensor]:
-    """Singular values of the field of ever longer beginnings; each segment of the sequence is read once."""
+    """Return singular values of the field of ever longer beginnings; each segment of the sequence is read once."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gap = k.shape[-2] - q.shape[-2]
     queries: TokenMoments | None = None

@@ -50,7 +50,7 @@ def block_rows(
 
 
 def row_blocks(x: Tensor, width: int | None = None) -> Iterator[slice]:
-    """Slices of the second-last axis of `x` whose blocks fit a temporary."""
+    """Yield slices of the second-last axis of `x` whose blocks fit a temporary."""
     length, size = x.shape[-2:]
     rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device, device_blocks=DEVICE_BLOCKS_IN_ONE_PASS)
     for start in range(0, length, rows):
@@ -105,7 +105,7 @@ class TokenMoments:
 
 
 def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -> Callable[[], TokenMoments]:
-    """Queues the sums over tokens; calling the result waits for them and factors them, few heads on the host.
+    """Queue the sums over tokens. Calling the result waits for them and factors them, few heads on the host.
 
     With `triangular` the factor may be any; that of coarse vectors then takes a tenth of the time.
     """
@@ -131,18 +131,18 @@ def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -
 
 
 def double_less(x: Tensor, shift: Tensor) -> Tensor:
-    """x − shift in double precision: a GPU converts as it reads, a processor is faster if that is done first."""
+    """Return x − shift in double precision: a GPU converts as it reads, a processor is faster if that is done first."""
     return torch.sub(x, shift) if x.device.type == "cuda" else x.to(torch.float64, copy=True).sub_(shift)
 
 
 def gram(y: Float[Tensor, "*heads n d"]) -> Float[Tensor, "*heads d d"]:
-    """Σ y yᵀ, as products of matrices that are short enough for a device to take many at once."""
-    whole = y.shape[-2] // _CHUNK * _CHUNK
-    if whole < 2 * _CHUNK:
+    """Return Σ y yᵀ, as products of matrices that are short enough for a device to take many at once."""
+    whole_chunks = y.shape[-2] // _CHUNK * _CHUNK
+    if whole_chunks < 2 * _CHUNK:
         return y.mT @ y
-    chunks = y[..., :whole, :].unflatten(-2, (-1, _CHUNK))
+    chunks = y[..., :whole_chunks, :].unflatten(-2, (-1, _CHUNK))
     scatter = (chunks.mT @ chunks).sum(-3)
-    return scatter if whole == y.shape[-2] else scatter + y[..., whole:, :].mT @ y[..., whole:, :]
+    return scatter if whole_chunks == y.shape[-2] else scatter + y[..., whole_chunks:, :].mT @ y[..., whole_chunks:, :]
 
 
 def _scatter(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,22 +177,22 @@ def _triangularised(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Ten
     total = TokenMoments(count=zero.new_zeros(heads), mean=zero, factor=zero.new_zeros(*heads, 0, d))
     for rows in row_blocks(x):
         block = x[..., rows, :]
-        kept = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
-        count, mean, centred = _centred(block, kept)
+        weights = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
+        count, mean, centred = _centred(block, weights)
         total = total.merge(TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(centred, mode="r").R))
     return total.count, total.mean, total.factor
 
 
-def _centred(block: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _centred(block: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and centred rows of a block; rows that are not kept become zero."""
-    if kept is None:
+    if weights is None:
         count = block.new_full(block.shape[:-2], float(block.shape[-2]))
         mean = block.mean(-2)
         return count, mean, block - mean[..., None, :]
-    count = kept.sum(-1)
-    block = torch.where(kept[..., None] > 0, block, 0.0)
+    count = weights.sum(-1)
+    block = torch.where(weights[..., None] > 0, block, 0.0)
     mean = block.sum(-2) / count.clamp(min=1)[..., None]
-    return count, mean, (block - mean[..., None, :]) * kept[..., None]
+    return count, mean, (block - mean[..., None, :]) * weights[..., None]
 
 
 def _joined(total: TokenMoments, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,7 +210,10 @@ def _factor(scatter: Tensor) -> Tensor:
 
 
 def _cholesky(scatter: Tensor) -> Tensor | None:
-    """The triangular factor, if every head has one; not asked for on a device, which would have to be waited for."""
+    """Return the triangular factor, if every head has one.
+
+    Not asked for on a device, which would have to be waited for.
+    """
     if scatter.device.type != "cpu":
         return None
     factor, failed = torch.linalg.cholesky_ex(scatter)

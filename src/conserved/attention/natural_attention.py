@@ -61,7 +61,7 @@ class NaturalAttention(nn.Module):
         self.seen: _Seen | None = None
 
     def energy(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length length"]:
-        """Lemma 2: E = X W_Q W_Kᵀ Xᵀ / √d, the logits before they are centred."""
+        """Return lemma 2: E = X W_Q W_Kᵀ Xᵀ / √d, the logits before they are centred."""
         return (x @ self.q) @ (x @ self.k).mT / math.sqrt(self.dim)
 
     def weights(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length length"]:
@@ -77,7 +77,7 @@ class NaturalAttention(nn.Module):
         return out
 
     def energy_bound(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch"]:
-        """‖X‖⁴ ‖W_Q W_Kᵀ‖_F² / d ≥ ‖E‖_F², with the operator norm of X.
+        """Return ‖X‖⁴ ‖W_Q W_Kᵀ‖_F² / d ≥ ‖E‖_F², with the operator norm of X.
 
         ‖X M Xᵀ‖_F ≤ ‖X‖ ‖M‖_F ‖X‖. Theorem 3 has ‖X‖_F and ‖W_Q‖_F ‖W_K‖_F, both larger; it is a bound and conserves
         nothing.
@@ -86,7 +86,7 @@ class NaturalAttention(nn.Module):
         return torch.linalg.matrix_norm(x, ord=2) ** 4 * product**2 / self.dim
 
     def note_bound(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch"]:
-        """Theorem 3 for one head: ‖X‖_F⁴ ‖W_Q‖_F² ‖W_K‖_F² / d, which is d ‖X‖_F⁴ for ‖W‖_F² = d."""
+        """Return theorem 3 for one head: ‖X‖_F⁴ ‖W_Q‖_F² ‖W_K‖_F² / d, which is d ‖X‖_F⁴ for ‖W‖_F² = d."""
         sizes = torch.linalg.matrix_norm(self.q) ** 2 * torch.linalg.matrix_norm(self.k) ** 2
         return torch.linalg.matrix_norm(x) ** 4 * sizes / self.dim
 
@@ -105,7 +105,7 @@ def token_fisher(weights: Float[Tensor, "*batch l l"], damping: float = 0.0) -> 
 
 
 def value_metric(x: Float[Tensor, "*batch l d"], weights: Float[Tensor, "*batch l l"]) -> Float[Tensor, "d d"]:
-    """Xᵀ Aᵀ A X, summed over the batch: the Hessian of half the squared error in each column of W_V.
+    """Return Xᵀ Aᵀ A X, summed over the batch: the Hessian of half the squared error in each column of W_V.
 
     Args:
         x: the tokens X, (…, length, d).
@@ -147,7 +147,7 @@ class NaturalDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients of the last backward pass.
+        """Take one step from the gradients of the last backward pass.
 
         Args:
             closure: not used; it is there because optimizers take one.
@@ -180,7 +180,7 @@ class NaturalDescent(torch.optim.Optimizer):
 
 
 def _solved(metric: Tensor, gradient: Tensor, damping: float) -> Tensor:
-    """(M + δ ‖M‖)⁻¹ G."""
+    """Return (M + δ ‖M‖)⁻¹ G."""
     size = torch.linalg.matrix_norm(metric, ord=2)
     identity = torch.eye(len(metric), dtype=metric.dtype, device=metric.device)
     return torch.linalg.solve(metric + damping * size * identity, gradient)

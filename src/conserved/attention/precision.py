@@ -86,8 +86,8 @@ class AttentionPrecision:
         self.skipped |= other.skipped
         steps = sorted({row.step for row in self._rows})
         if len(steps) > _MOST_STEPS:
-            kept = set(steps[::2])
-            self._rows = [row for row in self._rows if row.step in kept]
+            kept_steps = set(steps[::2])
+            self._rows = [row for row in self._rows if row.step in kept_steps]
 
     def readings(self, step: int) -> dict[str, float]:
         """Return the largest errors of a step and the share of heads that are mostly rounding, for a dashboard."""

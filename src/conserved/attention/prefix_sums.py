@@ -49,7 +49,7 @@ class Rows:
     last: Float[Tensor, "heads n"] | None = None
 
     def block(self, start: int, stop: int) -> Float[Tensor, "heads rows d"]:
-        """Some of the vectors in double precision, without their last entry."""
+        """Return some of the vectors in double precision, without their last entry."""
         rows = self.values[:, start:stop]
         rows = rows.double() if self.shift is None else double_less(rows, self.shift[:, None])
         return rows if self.kept is None else torch.where(self.kept[:, start:stop, None], rows, 0.0)
@@ -69,14 +69,17 @@ class Rows:
         return rows if self.last is None else torch.cat((rows, self.last[..., None]), -1)
 
     def ends(self, start: int, stop: int) -> Tensor | None:
-        """Their last entries."""
+        """Return their last entries."""
         return None if self.last is None else self.last[:, start:stop]
 
 
 def prefix_squares(
     x: Rows | Tensor, y: Rows | Tensor, offset: int | None, *, after: bool = False
 ) -> Float[Tensor, "heads rows"]:
-    """For every row i of x the sum of (x_i·y_j)² over j < i + offset, or over j ≥ i + offset; over all j if None."""
+    """Return for every row i of x the sum of (x_i·y_j)² over j < i + offset, or over j ≥ i + offset.
+
+    Over all j if None.
+    """
     return _scan(_rows(x), _rows(y), offset, after, square=True)
 
 
@@ -117,8 +120,8 @@ def _pieces(rows: int, chunk: int, heads: int, d: int, device: torch.device) -> 
     most = max(1, block_rows(heads, max(d, chunk), device) // chunk)
     done, chunks = 0, rows // chunk
     while done < chunks:
-        left = min(most, chunks - done)
-        some = left if left <= 2 * _GROUP else left // _GROUP * _GROUP
+        remaining = min(most, chunks - done)
+        some = remaining if remaining <= 2 * _GROUP else remaining // _GROUP * _GROUP
         yield done * chunk, some, chunk
         done += some
     if rows > done * chunk:
@@ -126,7 +129,7 @@ def _pieces(rows: int, chunk: int, heads: int, d: int, device: torch.device) -> 
 
 
 def _chunked(x: Rows, start: int, stop: int, chunks: int) -> tuple[Tensor, Tensor | None]:
-    """Vectors and their last entries, an axis for the chunks."""
+    """Return vectors and their last entries, an axis for the chunks."""
     size = (stop - start) // chunks
     last = x.ends(start, stop)
     return x.block(start, stop).unflatten(1, (chunks, size)), None if last is None else last.unflatten(
@@ -135,7 +138,7 @@ def _chunked(x: Rows, start: int, stop: int, chunks: int) -> tuple[Tensor, Tenso
 
 
 def _sums(y: Tensor, last: Tensor | None, square: bool) -> list[Tensor]:
-    """Over the second-last axis: Σ y, or Σ y yᵀ and, with last entries β, Σ β y and Σ β²."""
+    """Return over the second-last axis: Σ y, or Σ y yᵀ and, with last entries β, Σ β y and Σ β²."""
     if not square:
         return [y.sum(-2)]
     if last is None:
@@ -151,12 +154,12 @@ def _sums_over(y: Rows, start: int, stop: int, square: bool) -> list[Tensor]:
     for at in range(start, stop, rows):
         end = min(at + rows, stop)
         part = _sums(y.block(at, end), y.ends(at, end), square)
-        total = [one + other for one, other in zip(total, part, strict=True)]
+        total = [first + other for first, other in zip(total, part, strict=True)]
     return total
 
 
 def _fill(result: Tensor, x: Rows, edge: tuple[int, int], sums: list[Tensor]) -> None:
-    """Rows that are paired with the whole sequence."""
+    """Fill rows that are paired with the complete sequence."""
     heads, _, d = x.values.shape
     rows = block_rows(heads, d, result.device)
     for at in range(*edge, rows):
@@ -200,6 +203,6 @@ def _running(sums: list[Tensor], carry: list[Tensor], after: bool) -> tuple[list
 
 
 def _triangle(n: int, after: bool, like: Tensor) -> Tensor:
-    """Ones that sum what comes before, or after."""
+    """Return ones that sum what comes before, or after."""
     ones = like.new_ones(n, n)
     return ones.triu(1) if after else ones.tril(-1)

@@ -81,7 +81,7 @@ class AttentionProbe(PrintableResult):
         return html.panel(html.badge(self.verdict), html.table(heads, rows, numbers=range(1, len(heads))))
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON; numbers that are not finite are None."""
+        """Return plain data, for JSON; numbers that are not finite are None."""
         return {
             "verdict": self.verdict.status.value,
             "message": self.verdict.message,
@@ -204,7 +204,7 @@ def described(
 
 
 def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str]) -> Iterator[AttentionInputs]:
-    """Queries and keys of one sequence at a time, without what padding hides, and the shape of their mask."""
+    """Yield queries and keys of one sequence at a time, without what padding hides, and the shape of their mask."""
     queries, keys = capture.q.shape[-2], capture.k.shape[-2]
     for number, (q, k) in enumerate(zip(capture.q, capture.k, strict=True)):
         asks = torch.ones(queries, dtype=torch.bool, device=q.device)
@@ -231,7 +231,7 @@ def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str])
 
 
 def shape_of(allowed: Tensor) -> dict[str, Any] | None:
-    """Full, causal, or a window on one side or both, whichever a mask is; None if it is something else."""
+    """Return full, causal, or a window on one side or both, whichever a mask is; None if it is something else."""
     queries, keys = allowed.shape
     widest = int(allowed.sum(1).max()) if allowed.numel() else 0
     candidates: list[dict[str, Any]] = [{"causal": False, "window": None}, {"causal": True, "window": None}]
@@ -255,18 +255,18 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return the numbers of every head for one sequence."""
     field = energy_field(q, k, scale=capture.scale, **options)
-    whole = field if field.bound is not None else energy_field(q, k, scale=capture.scale)
+    unmasked = field if field.bound is not None else energy_field(q, k, scale=capture.scale)
     # The largest a row of this energy could sum to.
     most = (field.row_energies * field.keys[..., None]).sqrt().amax(-1).clamp(min=1e-30)
-    assert whole.bound is not None
+    assert unmasked.bound is not None
     statistics: dict[str, Tensor] = {
-        "rank": whole.rank,
-        "rank_excess": whole.rank - whole.bound,
-        "effective_rank": whole.effective_rank,
-        "stable_rank": whole.stable_rank,
+        "rank": unmasked.rank,
+        "rank_excess": unmasked.rank - unmasked.bound,
+        "effective_rank": unmasked.effective_rank,
+        "stable_rank": unmasked.stable_rank,
         "participation": field.participation,
         "coherence": field.coherence,
-        "zero_sum_error": torch.maximum(field.row_sums.abs().amax(-1), whole.row_sums.abs().amax(-1)) / most,
+        "zero_sum_error": torch.maximum(field.row_sums.abs().amax(-1), unmasked.row_sums.abs().amax(-1)) / most,
     }
     if entropy:
         softmax = softmax_statistics(q, k, scale=capture.scale, softcap=capture.softcap, **options)
@@ -285,7 +285,7 @@ def measure(
         "attention": _words(options),
         "length": k.shape[-2],
         "width": q.shape[-1],
-        "bound": float(whole.bound),
+        "bound": float(unmasked.bound),
         "gaussian_coherence": gaussian_coherence(k.shape[-2], k.shape[-1])[0] if baselines else math.nan,
         "limit": ROUNDING[torch.float64 if q.dtype == torch.float64 else torch.float32],
     }
@@ -294,7 +294,7 @@ def measure(
 
 
 def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
-    """Gaussian keys with the mean and covariance of those given."""
+    """Return Gaussian keys with the mean and covariance of those given."""
     moments = TokenMoments.of(k)
     rows = moments.factor.shape[-2]
     noise = torch.randn(*k.shape[:-1], rows, generator=generator, dtype=torch.float64).to(k.device)
@@ -303,7 +303,7 @@ def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shuffled_keys(k: Tensor, generator: torch.Generator) -> Tensor:
-    """Return every entry keeps its values, on other positions, independently of the other entries."""
+    """Permute the values of every entry over positions, independently of the other entries."""
     order = torch.rand(k.shape, generator=generator, dtype=torch.float64).argsort(-2).to(k.device)
     return k.gather(-2, order)
 
@@ -318,7 +318,7 @@ _EXTREMES = {"largest_logit", "zero_sum_error", "rank_excess", "width"}
 
 
 def _row(layer: str, head: int, parts: list[dict[str, Any]]) -> HeadRow:
-    """Many sequences as one row."""
+    """Return many sequences as one row."""
     values: dict[str, Any] = {"layer": layer, "head": head, "sequences": len(parts)}
     for name in (field.name for field in fields(HeadRow)):
         if name in values:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved._torch_compat import DisableTorchFunction
 from conserved.attention.attention_calls import AttentionCall, observe_attention
 from conserved.attention.band import Band
 from conserved.errors import InvalidInputError
@@ -53,7 +54,7 @@ def listening(model: nn.Module, on_capture: CaptureListener) -> Iterator[None]:
         with torch.no_grad():
             capture = captured(call)
             # What is computed about the call is no part of the model.
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 on_capture(capture)
 
     with observe_attention(model, on_call):
@@ -157,7 +158,7 @@ _MULTIHEAD = inspect.signature(nn.MultiheadAttention.forward)
 
 
 def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-    """Queries and keys of torch.nn.MultiheadAttention, projected again from what it is given."""
+    """Return queries and keys of torch.nn.MultiheadAttention, projected again from what it is given."""
     given = _MULTIHEAD.bind(module, *args, **kwargs)
     given.apply_defaults()
     options = given.arguments
@@ -174,7 +175,7 @@ def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, 
     else:
         wq, wk = module.q_proj_weight, module.k_proj_weight
     bq, bk = (None, None) if module.in_proj_bias is None else module.in_proj_bias.split([width, width, width])[:2]
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), DisableTorchFunction():
         q, k = F.linear(x, wq, bq), F.linear(y, wk, bk)
         extra = 0
         if module.bias_k is not None:
@@ -188,7 +189,7 @@ def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _multihead_mask(options: dict[str, Any], batch: int, heads: int, extra: int) -> tuple[Tensor | None, str]:
-    """Both masks of torch.nn.MultiheadAttention as one; True there hides a key."""
+    """Return both masks of torch.nn.MultiheadAttention as one; True there hides a key."""
     total: Tensor | None = None
     for name in ("attn_mask", "key_padding_mask"):
         mask = options[name]

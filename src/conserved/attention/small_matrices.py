@@ -17,7 +17,7 @@ HOST_HEADS = 16
 
 
 def fetched(x: Tensor, heads: int) -> Callable[[], Tensor]:
-    """Queues a copy to where matrices of so many heads are factored; calling the result waits for it."""
+    """Return queues a copy to where matrices of so many heads are factored; calling the result waits for it."""
     if x.device.type == "cpu" or heads > HOST_HEADS:
         return lambda: x
     if x.device.type != "cuda":
@@ -33,7 +33,7 @@ def fetched(x: Tensor, heads: int) -> Callable[[], Tensor]:
 
 
 def placed(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Small tensors of one dtype on the device, by one copy that the host does not wait for."""
+    """Return small tensors of one dtype on the device, by one copy that the host does not wait for."""
     if all(x.device == device for x in tensors):
         return list(tensors)
     flat = torch.cat([x.reshape(-1) for x in tensors])

@@ -70,7 +70,7 @@ def softmax_statistics(
     softcap: float | None = None,
     key_mask: Bool[Tensor, "*#heads keys"] | None = None,
 ) -> SoftmaxStatistics:
-    """Entropy and largest logit of every query, in float32 (float64 for double-precision inputs).
+    """Return entropy and largest logit of every query, in float32 (float64 for double-precision inputs).
 
     Args:
         q: queries, (…, heads, queries, d).
@@ -103,7 +103,7 @@ def softmax_statistics(
 def _rows(
     q: Tensor, k: Tensor, band: Band, first: int, softcap: float | None, mask: Tensor | None, work: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A block of queries against all keys it may see."""
+    """Return a block of queries against all keys it may see."""
     rows, keys = q.shape[-2], k.shape[-2]
     top = q.new_full(q.shape[:-1], -torch.inf)
     z, w, seen = (q.new_zeros(q.shape[:-1]) for _ in range(3))

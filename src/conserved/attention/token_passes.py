@@ -18,7 +18,9 @@ _FEW = 4
 
 
 def key_forms(space: KeySpace, a: Float[Tensor, "*heads rows d"] | None) -> Float[Tensor, "*heads d forms_d"]:
-    """Maps that make leverages, ridge leverages if asked for, and column energies squared lengths, side by side."""
+    """Return maps that make leverages, ridge leverages if asked for, and column energies squared lengths, side by
+    side.
+    """
     forms = [space.whitening]
     if space.ridge_whitening is not None:
         forms.append(space.ridge_whitening)
@@ -35,7 +37,7 @@ def key_pass(
     forms: Float[Tensor, "*heads d forms_d"],
     mask: Bool[Tensor, "*kv_heads n"] | None,
 ) -> tuple[list[Tensor], Float[Tensor, "*kv_heads d"]]:
-    """For every form the squared lengths of the centred keys under it; and the sum of the centred keys."""
+    """Return for every form the squared lengths of the centred keys under it; and the sum of the centred keys."""
     n, d = k.shape[-2:]
     work = _precision(k)
     weights = forms.to(work)
@@ -81,17 +83,17 @@ def _kept(block: Tensor, mask: Tensor | None, rows: slice) -> Tensor:
 
 
 def _centred(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
-    """Keys minus their mean, as if subtracted in double precision, and then in that of the work."""
+    """Return keys minus their mean, as if subtracted in double precision, and then in that of the work."""
     return (centred_as_read if block.device.type == "cuda" else centred_twice)(block, mean[..., None, :], work)
 
 
 def centred_as_read(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
-    """In one kernel that converts what it reads and writes: for a GPU."""
+    """Return in one kernel that converts what it reads and writes: for a GPU."""
     return torch.sub(block, mean, out=torch.empty(block.shape, dtype=work, device=block.device))
 
 
 def centred_twice(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
-    """Return a processor converts slowly: a second subtraction keeps what the mean has beyond the working precision."""
+    """Subtract the mean twice, which keeps its digits beyond the working precision; converting is slow on a CPU."""
     near = mean.to(work)
     return (block.to(work) - near).sub_((mean - near.double()).to(work))
 
@@ -100,6 +102,6 @@ def _total(x: Tensor) -> Tensor:
     """Return the sum of the rows in double precision, without a double copy of all of them."""
     if x.dtype == torch.float64:
         return x.sum(-2)
-    whole = x.shape[-2] // _FEW * _FEW
-    total = x[..., :whole, :].unflatten(-2, (-1, _FEW)).sum(-2).sum(-2, dtype=torch.float64)
-    return total if whole == x.shape[-2] else total + x[..., whole:, :].sum(-2, dtype=torch.float64)
+    whole_chunks = x.shape[-2] // _FEW * _FEW
+    total = x[..., :whole_chunks, :].unflatten(-2, (-1, _FEW)).sum(-2).sum(-2, dtype=torch.float64)
+    return total if whole_chunks == x.shape[-2] else total + x[..., whole_chunks:, :].sum(-2, dtype=torch.float64)

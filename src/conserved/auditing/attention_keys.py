@@ -19,7 +19,7 @@ See = Callable[[str, Tensor, str], Tensor]
 
 @contextmanager
 def keys_seen(model: nn.Module, see: See, precision: AttentionPrecision | None = None) -> Iterator[None]:
-    """Within it, every attention of the model passes its keys through `see`.
+    """Pass the keys of every attention of the model through `see`.
 
     Args:
         model: the model to listen to.
@@ -39,7 +39,7 @@ def keys_seen(model: nn.Module, see: See, precision: AttentionPrecision | None =
 
 
 def _visible(module: nn.Module, options: dict[str, Any]) -> str:
-    """Why adding one vector to all keys may change what this attention computes; empty if it does not."""
+    """Return why adding one vector to all keys may change what this attention computes; empty if it does not."""
     if options.get("s_aux") is not None or getattr(module, "sinks", None) is not None:
         return "learned sink logits take part in its softmax"
     cap = options.get("softcap") or getattr(module, "attn_logit_softcapping", None)

@@ -23,9 +23,9 @@ log = logging.getLogger("conserved.audit")
 class GradientsDoNotConserveError(ConservedError, RuntimeError):
     """A gradient identity does not hold; `.audit` has the rows."""
 
-    def __init__(self, found: Audit) -> None:
-        super().__init__(found.summary())
-        self.audit = found
+    def __init__(self, audit: Audit) -> None:
+        super().__init__(audit.summary())
+        self.audit = audit
 
 
 class AuditHook:
@@ -97,7 +97,7 @@ class AuditHook:
         self.remove()
 
     def _note(self, module: nn.Module, args: Any) -> None:
-        """Remember the precision of an autocast region that a part of the model is called in."""
+        """Record the precision of an autocast region that a part of the model is called in."""
         for device in {p.device.type for p in self._model.parameters()}:
             if torch.is_autocast_enabled(device):
                 self._seen.add(torch.get_autocast_dtype(device))

@@ -81,7 +81,7 @@ class Row:
         return self.residual / self.tolerance if self.residual == self.residual else float("inf")
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         names = "name family parameters part residual tolerance ok status source where suggests"
         return record_of(self, names)
 
@@ -159,7 +159,7 @@ class Audit:
     """
 
     def __init__(self, judge: Callable[[], Judgement], arrived: Callable[[], bool] = _there) -> None:
-        """An audit whose numbers may still be on their way from the device; `conserved.audit` makes them.
+        """Create an audit whose numbers may still be on their way from the device; `conserved.audit` makes them.
 
         Args:
             judge: waits for the numbers and judges them; called once, when the audit is first read.
@@ -178,10 +178,10 @@ class Audit:
         return result
 
     def settle(self) -> None:
-        """Work out everything there is to read now, and let go of the laws and parameters it is worked out from."""
-        found, families, whole = self.judgement, self.by_family(), self.coverage
-        others = self.rows[len(found.failures) :]
-        known = replace(found, others=lambda: others, by_family=lambda: families, covers=lambda: whole)
+        """Compute all results now, and release the laws and parameters they are computed from."""
+        judgement, families, covered = self.judgement, self.by_family(), self.coverage
+        others = self.rows[len(judgement.failures) :]
+        known = replace(judgement, others=lambda: others, by_family=lambda: families, covers=lambda: covered)
         vars(self)["judgement"] = known
 
     @property
@@ -368,14 +368,14 @@ class Audit:
         raise KeyError(f"No identity is named {name!r} among the {len(self.rows)} audited.")
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        found = self.verdict.record() | record_of(
+        """Return plain data, for JSON."""
+        fields = self.verdict.record() | record_of(
             self,
             "ok reason conclusive badge coverage sensitivity comparison scale unknown worst ranks moved_bytes moved "
             "rows",
         )
-        found |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
-        return found | record_of(self, "findings unclaimed dropped")
+        fields |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
+        return fields | record_of(self, "findings unclaimed dropped")
 
     def summary(self) -> str:
         """Return the verdict, failures with likely causes, findings, and the errors that no audit sees."""
@@ -454,6 +454,6 @@ def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def _more(items: Sequence[object], what: str = "") -> list[str]:
+def _more(items: Sequence[object], noun: str = "") -> list[str]:
     """Return how many items a summary leaves out."""
-    return [f"  … and {len(items) - _SHOWN:,} more{what}"] if len(items) > _SHOWN else []
+    return [f"  … and {len(items) - _SHOWN:,} more{noun}"] if len(items) > _SHOWN else []

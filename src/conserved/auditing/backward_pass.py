@@ -53,7 +53,7 @@ class StoredTypes:
 
     @staticmethod
     def of(points: Tensors, gradients: Tensors) -> StoredTypes:
-        """Of parameters and gradients by the same names, in the same order; the gradients are not kept."""
+        """Return the types of parameters and gradients of the same names, in order; the gradients are not kept."""
         kind = attrgetter("dtype")
         return StoredTypes(points.keys(), (*map(kind, points.values()),), (*map(kind, gradients.values()),))
 
@@ -87,7 +87,7 @@ class BackwardPass:
 
     @staticmethod
     def of(parts: ModelParts, laws: LawSet, layout: GivenLayout | None = None) -> BackwardPass:
-        """After a backward pass of a model that has these parts."""
+        """Return after a backward pass of a model that has these parts."""
         lawful, gone, trained = _lawful(parts, parameters_of(parts), laws)
         gradients: dict[str, Any] = dict(zip(trained, map(gradient_of, trained.values()), strict=True))
         wrapper = kept_with(parts.model).wrapper
@@ -132,12 +132,12 @@ class BackwardPass:
 
 def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLayout:
     """Return where the pieces of a model's parameters are; read once, as long as the model stays the same."""
-    kept = kept_with(parts.model)
-    known: tuple[Hashable, Any, ModelLayout, Any] | None = kept.layout
-    if known is not None and known[0] == (parts.state, tuple(kept.held)) and (given is None or given is known[1]):
+    state = kept_with(parts.model)
+    known: tuple[Hashable, Any, ModelLayout, Any] | None = state.layout
+    if known is not None and known[0] == (parts.state, tuple(state.held)) and (given is None or given is known[1]):
         return known[2]
-    layout = layout_of(parts.model, given, kept.held)
-    kept.layout = ((parts.state, tuple(kept.held)), given, layout, None)
+    layout = layout_of(parts.model, given, state.held)
+    state.layout = ((parts.state, tuple(state.held)), given, layout, None)
     return layout
 
 
@@ -166,7 +166,7 @@ _Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, nn.Parameter]]
 
 
 def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Lawful:
-    """The laws that a model keeps as it is now, and why it does not keep the others; found out once.
+    """Return the laws that a model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
@@ -175,8 +175,8 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     # A wrapper may make other parameters than its modules have.
     own = parts.state if theta is parts.named else ((*theta,), (*map(id, theta.values()),), parts.state)
     state = own, _addresses(theta.values())
-    kept = kept_with(parts.model)
-    known: tuple[Hashable, LawSet, _Lawful] | None = kept.audited
+    retained = kept_with(parts.model)
+    known: tuple[Hashable, LawSet, _Lawful] | None = retained.audited
     if known is not None and known[1] is laws and known[0] == state:
         return known[2]
     missing = [name for name in laws.plan.needs if name not in theta]
@@ -194,9 +194,9 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
     names = {item.name for item in gone}
     lawful = laws.select(lambda s: s.name not in names) if gone else laws
-    found = lawful, gone, trained
-    kept.audited = (state, laws, found)
-    return found
+    parts_of_laws = lawful, gone, trained
+    retained.audited = (state, laws, parts_of_laws)
+    return parts_of_laws
 
 
 def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
@@ -204,13 +204,13 @@ def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
         return (*map(Tensor.data_ptr, tensors),)
     except RuntimeError:
         # A wrapper around other tensors has no memory of its own.
-        return tuple(_addresses([one])[0] if len(tensors) > 1 else 0 for one in tensors)
+        return tuple(_addresses([tensor])[0] if len(tensors) > 1 else 0 for tensor in tensors)
 
 
 def _lost(
     symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str], looked_up: dict[str, Loses]
 ) -> str:
-    """Why a law is one no longer; empty if it still is."""
+    """Return why a law is one no longer; empty if it still is."""
     for name in symmetry.parameters:
         if name not in trained:
             return f"{name} is frozen, so the other legs are not balanced against it"
@@ -244,7 +244,7 @@ def residuals_of(
     given: bool,
     replayed: bool = False,
 ) -> Residuals:
-    """Of every identity; those up to ε are made exact where the pass was watched.
+    """Return the residual of every identity; those up to ε are made exact where the pass was watched.
 
     Where the pass can be replayed, limits are those above which it is: rounding is measured then, not assumed.
     """
@@ -263,13 +263,13 @@ def residuals_of(
         # In the precision that the identities of all other laws are computed in.
         with torch.no_grad():
             moments = some.evaluate((Point(backward.points), Direction(gradients)), [(0, 1)]).values()
-        for place, mu in zip(places, to_host(moments), strict=True):
-            side = sides.get(plan.symmetries[place].name)
-            if side is None or not balance.tested[place]:
+        for index, mu in zip(places, to_host(moments), strict=True):
+            side = sides.get(plan.symmetries[index].name)
+            if side is None or not balance.tested[index]:
                 continue
-            size = math.hypot(balance.scales[place], float(np.linalg.norm(side.value)), side.spread**0.5)
-            residuals[place] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
-            limits[place], nearly[place] = rounding_alone[place], False
+            size = math.hypot(balance.scales[index], float(np.linalg.norm(side.value)), side.spread**0.5)
+            residuals[index] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
+            limits[index], nearly[index] = rounding_alone[index], False
     return Residuals(balance=balance, residuals=residuals, limits=limits, floors=floors, nearly=nearly)
 
 
@@ -289,7 +289,7 @@ def _epsilon_sides(backward: BackwardPass, gauge: Gauge | None) -> dict[str, Rig
 def precision_of(
     given: torch.dtype | None, backward: BackwardPass, balance: Balance
 ) -> tuple[torch.dtype, PrecisionSource]:
-    """The coarsest precision of the pass, and how it is known."""
+    """Return the coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"
     stored = coarsest(*{*backward.types.gradients})
@@ -305,7 +305,10 @@ def _limits(
     given: bool,
     limit: Callable[[torch.dtype, NDArray[np.int64]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """The residual that rounding explains, for every symmetry: its tensors may be stored more coarsely than others."""
+    """Return the residual that rounding explains, for every symmetry.
+
+    Its tensors may be stored more coarsely than others.
+    """
     # Libraries run norms, softmax and routers in float32 inside a float64 model, and gradients do not show it.
     least = used if given else coarsest(used, torch.float32)
     plan = backward.laws.plan
@@ -321,4 +324,4 @@ def _limits(
         return next(iter(by_kind.values()))
     stored = {name: coarsest(*pair) for name, pair in zip(backward.types.names, pairs, strict=True)}
     kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
-    return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])
+    return np.array([by_kind[kind][index] for index, kind in enumerate(kinds)])

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from conserved._torch_compat import tree_leaves
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -91,17 +92,17 @@ class CallRecording(TorchFunctionMode):
 
 
 def repeat_pinned(
-    kept: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wide: torch.dtype
+    recorded: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wide: torch.dtype
 ) -> Any:
     """Return the result of a call with what was drawn or selected in an earlier pass."""
     if func in _SELECTS:
         dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
         source: Tensor = args[0] if args else kwargs["input"]
-        return torch.return_types.topk((source.gather(dim, kept), kept))
+        return torch.return_types.topk((source.gather(dim, recorded), recorded))
     if func in _DRAWS:
-        return kept.to(wide) if kept.is_floating_point() else kept
+        return recorded.to(wide) if recorded.is_floating_point() else recorded
     share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-    return args[0] * kept / (1 - share)
+    return args[0] * recorded / (1 - share)
 
 
 def is_attribute(func: Callable[..., Any]) -> bool:

@@ -50,13 +50,16 @@ _AT_LEAST = 4
 
 
 def usual(symmetry: Symmetry) -> str:
-    """Usual causes for the family of a symmetry, or for the longest family it is a variant of."""
+    """Return usual causes for the family of a symmetry, or for the longest family it is a variant of."""
     known = [family for family in USUAL if symmetry.family.startswith(family) or family in symmetry.family]
     return f"look {USUAL[max(known, key=len)]}" if known else ""
 
 
 def factor(symmetry: Symmetry, theta: Tensors, gradients: Tensors) -> str:
-    """Whether the two sides of an identity are parallel: then one gradient is off by a factor, which is named."""
+    """Return whether the two sides of an identity are parallel.
+
+    Then one gradient is off by a factor, which is named.
+    """
     sides: list[Tensor] = []
     for sign in (1, -1):
         legs = tuple(leg for leg in symmetry.legs if leg.degree * sign > 0)
@@ -83,7 +86,8 @@ def suggestions(symmetry: Symmetry, theta: Tensors, gradients: Tensors | None, m
 
 
 def step_size(symmetries: list[Symmetry], theta: Tensors, gradients: Tensors) -> float | None:
-    """The τ for which parameters that moved by −τG after their gradient G was taken explain every failure, or None.
+    """Return the τ for which parameters that moved by −τG after their gradient G was taken explain every failure, or
+    None.
 
     μ(θ − τG, G) = −τ μ(G, G), because μ(θ, G) = 0: one number must fit all entries of all identities.
     """

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import children_of
 from conserved.auditing.audit_result import Audit
 from conserved.auditing.model_audit import audit
 from conserved.laws import LawSet
@@ -110,14 +111,14 @@ def _read_checkpoint(folder: Path) -> dict[str, dict[str, Tensor]]:
 
     reader = CheckedContents(folder)
     items = reader.read_metadata().state_dict_metadata
-    whole = {
+    tensors = {
         name: torch.empty(tuple(item.size), dtype=item.properties.dtype)
         for name, item in items.items()
         if hasattr(item, "size") and hasattr(item, "properties")
     }
-    load(whole, storage_reader=reader, no_dist=True)
+    load(tensors, storage_reader=reader, no_dist=True)
     result: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, GRADIENTS: {}}
-    for name, tensor in whole.items():
+    for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         if kind in result:
             result[kind][rest] = tensor
@@ -133,9 +134,9 @@ def _module_of(weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> nn.M
         *path, leaf = name.split(".")
         owner = root
         for part in path:
-            if part not in owner._modules:
+            if part not in children_of(owner):
                 owner.add_module(part, nn.Module())
-            owner = owner._modules[part]  # type: ignore[assignment]
+            owner = children_of(owner)[part]  # type: ignore[assignment]
         parameter = nn.Parameter(value, requires_grad=value.is_floating_point() and name in gradients)
         if name in gradients:
             parameter.grad = gradients[name].to(value.dtype)

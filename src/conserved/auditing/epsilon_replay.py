@@ -58,7 +58,7 @@ def decide_up_to_epsilon(
         precision: the coarsest precision of the pass.
     """
     assert backward.gradients is not None
-    some = [backward.laws.symmetries[place] for place in places]
+    some = [backward.laws.symmetries[index] for index in places]
     names = {symmetry.name for symmetry in some}
     terms = EpsilonTerms(backward.model, backward.laws.select(lambda symmetry: symmetry.name in names))
     if not len(terms):
@@ -79,7 +79,7 @@ def decide_up_to_epsilon(
         # The one boundary to the user's program: it may refuse to run a second time, or run out of memory.
         LOGGER.info("laws up to ε were not decided by a replay: %s", problem)
         return {}
-    found = {}
+    decisions = {}
     for number in known:
         side = sides[some[number].name]
         size = math.hypot(scales[number] / abs(factor or 1.0), float(np.linalg.norm(side.value)), side.spread**0.5)
@@ -91,12 +91,12 @@ def decide_up_to_epsilon(
         if not residual <= limit:
             # Gradients that satisfy the identity when they are computed again were changed or corrupted.
             origin = Origin.TRANSIENT if repeated <= limit else Origin.PROGRAM
-        found[places[number]] = (residual, repeated, limit, origin)
-    return _explained(found, places, terms, plan, wanted, scales, replay, precision)
+        decisions[places[number]] = (residual, repeated, limit, origin)
+    return _explained(decisions, places, terms, plan, wanted, scales, replay, precision)
 
 
 def _explained(
-    found: dict[int, tuple[float, float, float, Origin]],
+    decisions: dict[int, tuple[float, float, float, Origin]],
     places: Sequence[int],
     terms: EpsilonTerms,
     plan: Plan,
@@ -106,28 +106,28 @@ def _explained(
     precision: torch.dtype,
 ) -> dict[int, ExactResidual]:
     """Run what stays broken in higher precision, and put every residual into words."""
-    rest = {place for place, (*_, origin) in found.items() if origin is Origin.PROGRAM}
+    rest = {index for index, (*_, origin) in decisions.items() if origin is Origin.PROGRAM}
     precise: set[int] = set()
     for form in wide_forms(precision) if rest else ():
         try:
             gradients, sides = terms.replayed(replay, wanted, form=form)
-            left = _left(plan, wanted, gradients, sides)
+            remaining = _left(plan, wanted, gradients, sides)
         except Exception as problem:
             LOGGER.info("replay as %s failed: %s", form, problem)
             continue
         stored = coarsest(*(p.dtype for p in wanted.values()))
         floor = suspicious(stored if stored in HALF else torch.float32, plan.entries)
-        for number, place in enumerate(places):
-            if place in rest and plan.symmetries[number].name in sides:
-                residual = float(np.linalg.norm(left[number])) / scales[number]
-                if residual <= max(float(floor[number]), found[place][1] / _SHRINKS):
-                    precise.add(place)
+        for number, index in enumerate(places):
+            if index in rest and plan.symmetries[number].name in sides:
+                residual = float(np.linalg.norm(remaining[number])) / scales[number]
+                if residual <= max(float(floor[number]), decisions[index][1] / _SHRINKS):
+                    precise.add(index)
     words = {"precision": str(precision).removeprefix("torch."), "where": place_of(next(iter(wanted.values())))}
     answers = {}
-    for place, (residual, _, limit, origin) in found.items():
-        origin = Origin.PRECISION if place in precise else origin
+    for index, (residual, _, limit, origin) in decisions.items():
+        origin = Origin.PRECISION if index in precise else origin
         message = MEANING[origin].format(kernel="", reason="", **words)
-        answers[place] = ExactResidual(
+        answers[index] = ExactResidual(
             residual=residual, limit=limit, diagnosis=Diagnosis(origin=origin, limit=limit, message=message)
         )
     return answers
@@ -144,8 +144,8 @@ def _left(
     points = {name: parameter.detach() for name, parameter in theta.items()}
     with torch.no_grad():
         moments = plan.evaluate((Point(points), Direction({n: gradients[n] for n in plan.needs})), [(0, 1)]).values()
-    found = []
+    residuals = []
     for symmetry, mu in zip(plan.symmetries, to_host(moments), strict=True):
         side = sides.get(symmetry.name)
-        found.append(mu.flatten() - (0.0 if side is None else factor * side.value))
-    return found
+        residuals.append(mu.flatten() - (0.0 if side is None else factor * side.value))
+    return residuals

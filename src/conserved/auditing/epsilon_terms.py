@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from conserved._torch_compat import in_backward
 from conserved.auditing.norm_calls import NormCall, listen_to_norms, over_last
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.auditing.replay import Replay
@@ -76,13 +77,13 @@ class EpsilonTerms:
                         self._laws[symmetry.name] = known.forgettings(symmetry)
                     except ValueError:
                         continue
-        wanted = [one for found in self._laws.values() for one in found]
-        self._dims: dict[Key, tuple[int, ...]] = {_key(one): one.dims for one in wanted}
-        written = {one.module: one.epsilon for one in wanted if not one.function and one.call == 0}
+        wanted = [term for terms in self._laws.values() for term in terms]
+        self._dims: dict[Key, tuple[int, ...]] = {_key(term): term.dims for term in wanted}
+        written = {term.module: term.epsilon for term in wanted if not term.function and term.call == 0}
         self._written = {
-            name: found
+            name: terms
             for name, epsilon in written.items()
-            if name in modules and (found := _Written.of(modules[name], epsilon)) is not None
+            if name in modules and (terms := _Written.of(modules[name], epsilon)) is not None
         }
         # Torch writes some of its norm functions out, so that they look like norms in the module that calls them.
         self._functions = {name: count for (name, function), count in counts.items() if function}
@@ -113,13 +114,13 @@ class EpsilonTerms:
 
     @contextmanager
     def watching(self) -> Iterator[EpsilonTerms]:
-        """Hooks on all norms that matter, for one step."""
+        """Hook all norms that matter, for one step."""
         with ExitStack() as undo:
             self.watch(undo)
             yield self
 
     def watch(self, undo: ExitStack) -> None:
-        """The same, to be undone by the stack."""
+        """Hook all norms that matter; the stack removes the hooks."""
         self._clear()
         if not self._laws:
             return
@@ -135,7 +136,7 @@ class EpsilonTerms:
         undo.enter_context(listen_to_norms(_Listener(guarded(self.function), running)))
 
     def sides(self, gradients: Tensors) -> dict[str, RightHandSide]:
-        """The right-hand sides that are known, by law, in units of the gradients as they are now."""
+        """Return the right-hand sides that are known, by law, in units of the gradients as they are now."""
         ratio = self._rescaled(gradients) if self._calls else None
         if ratio is None:
             return {}
@@ -151,7 +152,7 @@ class EpsilonTerms:
         passes = max(self._accumulated.values(), default=0)
         own = self._known_sides(1.0, passes=passes) if self._calls else {}
         taken = {name: self._taken.get(name, torch.zeros_like(p)) for name, p in self._reference.items()}
-        parts = [one.double().flatten().cpu() for one in taken.values()]
+        parts = [part.double().flatten().cpu() for part in taken.values()]
         rows = {name: len(some[0].charges) for name, some in self._laws.items() if some}
         for name, count in rows.items():
             side = own.get(name)
@@ -160,19 +161,19 @@ class EpsilonTerms:
             parts.append(torch.from_numpy(np.concatenate((known, numbers))))
         message = torch.cat(parts).to(next(iter(gradients.values())).device)
         group.sum(message)
-        sizes = [one.numel() for one in taken.values()]
+        sizes = [part.numel() for part in taken.values()]
         *sums, rest = message.cpu().split([*sizes, message.numel() - sum(sizes)])
-        self._taken = {name: one.view_as(p) for (name, p), one in zip(taken.items(), sums, strict=True)}
+        self._taken = {name: part.view_as(p) for (name, p), part in zip(taken.items(), sums, strict=True)}
         ratio = self._rescaled({name: gradients[name].cpu() for name in self._taken if name in gradients})
         if ratio is None:
             return {}
-        found, start = {}, 0
+        result, start = {}, 0
         for name, count in rows.items():
             known, spread, *values = rest[start : start + count + 2].tolist()
             start += count + 2
             if known == group.size:
-                found[name] = RightHandSide(ratio * np.array(values), ratio**2 * spread)
-        return found
+                result[name] = RightHandSide(ratio * np.array(values), ratio**2 * spread)
+        return result
 
     def replayed(
         self, replay: Replay, parameters: Tensors, *, scale: float = 1.0, form: PassForm = AS_RUN
@@ -185,23 +186,25 @@ class EpsilonTerms:
     def _known_sides(self, ratio: float, *, passes: int) -> dict[str, RightHandSide]:
         self._unknown |= {key for key, fired in self._fired.items() if fired != passes}
         sums = dict(zip(self._sums, to_host([*self._sums.values()]), strict=True))
-        found = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
-        return {name: side for name, side in found.items() if side is not None}
+        sides = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
+        return {name: side for name, side in sides.items() if side is not None}
 
     def _side(
         self, forgotten: Sequence[Forgetting], sums: Mapping[Key, NDArray[np.float64]], ratio: float
     ) -> RightHandSide | None:
-        """The right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
-        if not forgotten or not all(self._complete(one.module) and _key(one) not in self._unknown for one in forgotten):
+        """Return the right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
+        if not forgotten or not all(
+            self._complete(term.module) and _key(term) not in self._unknown for term in forgotten
+        ):
             return None
         total, spread = np.zeros(forgotten[0].charges.shape[0]), 0.0
-        for one in forgotten:
-            if _key(one) not in sums:
+        for term in forgotten:
+            if _key(term) not in sums:
                 continue
-            value, squares = sums[_key(one)]
+            value, squares = sums[_key(term)]
             # What a written norm adds its ε to is a mean square, whose charge is twice that of the entries.
-            charges = np.asarray(one.charges, dtype=np.float64).reshape(len(total), -1) * ratio
-            charges = charges if one.function else charges / 2
+            charges = np.asarray(term.charges, dtype=np.float64).reshape(len(total), -1) * ratio
+            charges = charges if term.function else charges / 2
             if charges.shape[1] not in (1, value.size):
                 return None
             total += (charges * value.reshape(1, -1)).sum(1)
@@ -209,7 +212,9 @@ class EpsilonTerms:
         return RightHandSide(total, spread)
 
     def _rescaled(self, gradients: Tensors) -> float | None:
-        """By how much all gradients were multiplied since the backward pass (clipping, a loss scale); None if unknown.
+        """Return by how much all gradients were multiplied since the backward pass (clipping, a loss scale).
+
+        None if unknown.
 
         None as well if they are not those of the passes that were watched.
         """
@@ -232,7 +237,9 @@ class EpsilonTerms:
         return float(np.median(ratios)) if ratios else None
 
     def _complete(self, module: str) -> bool:
-        """Whether everything that a module normalised was seen: as many calls as its program has, every time it ran.
+        """Return whether everything that a module normalised was seen.
+
+        As many calls as its program has, every time it ran.
 
         A module that did not run, because its layer was dropped, had nothing to be seen.
         """
@@ -242,22 +249,22 @@ class EpsilonTerms:
         return calls % self._counts[module] == 0 and (calls > 0 or (not self._entered[module] and bool(module)))
 
     def _counts_now(self, module: str) -> bool:
-        """Whether a norm that is called now takes part in the gradient, for the first time.
+        """Return whether a norm that is called now takes part in the gradient, for the first time.
 
         Checkpointing calls it again in the backward pass; what was called without gradients before counts then.
         """
         if not torch.is_grad_enabled() or being_followed():
             return False
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         self._forwards[module] += not backward
         return not backward or not self._forwards[module]
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         # Weakly: Python does not see what such hooks of a parameter hold, so that the model would stay for ever.
-        kept = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def hook(parameter: Tensor) -> None:
-            terms = kept()
+            terms = reference()
             if terms is not None and parameter.grad is not None and not parameter.grad.is_sparse:
                 gradient = parameter.grad.detach().clone()
                 # A wrapper with buffers of its own takes every gradient away before the next is made.
@@ -280,7 +287,7 @@ class EpsilonTerms:
         return hook
 
     def function(self, module: str, x: Tensor, out: Tensor, norm: NormCall) -> None:
-        """One of torch's norm functions was called."""
+        """Handle a call of one of torch's norm functions."""
         if module in self._counts and module not in self._written and self._counts_now(module):
             self._follow(self._number(module), x, out, norm)
 
@@ -307,12 +314,12 @@ class EpsilonTerms:
     @torch.no_grad()
     def _add(self, key: Key, x: Tensor, gradient: Tensor, norm: NormCall) -> None:
         self._fired[key] += 1
-        found = norm.remainder(x, gradient.detach(), self._dims[key])
-        if found is None:
+        remainder = norm.remainder(x, gradient.detach(), self._dims[key])
+        if remainder is None:
             self._unknown.add(key)
             return
         old = self._sums.get(key)
-        self._sums[key] = found if old is None else old.add_(found)
+        self._sums[key] = remainder if old is None else old.add_(remainder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +330,7 @@ class _Listener:
     running: list[str]
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
-        """A norm was called by the module that is running."""
+        """Handle a norm called by the module that is running."""
         self.follow(self.running[-1] if self.running else "", x, out, norm)
 
 
@@ -339,7 +346,10 @@ class _Written:
 
     @staticmethod
     def of(module: nn.Module, epsilon: float) -> _Written | None:
-        """Found out by calling a twin of it with other parameters, in float64; None if it computes something else."""
+        """Return found out by calling a twin of it with other parameters, in float64.
+
+        None if it computes something else.
+        """
         parameters = dict(module.named_parameters(recurse=False))
         sizes = {tuple(p.shape) for p in parameters.values()}
         if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
@@ -378,7 +388,7 @@ class _Written:
         return None
 
     def call(self, module: nn.Module, x: Any) -> NormCall | None:
-        """A call of the module with what it multiplies by as it is now; None if that cannot be found out."""
+        """Return a call of the module with what it multiplies by as it is now; None if that cannot be found out."""
         try:
             gain = self.gain(module, x)
             return over_last(x, 1, gain, self.row.epsilon, centred=self.row.centred)
@@ -387,25 +397,25 @@ class _Written:
             return None
 
     def gain(self, module: nn.Module, like: Tensor) -> Tensor:
-        """What the module multiplies rows by, as it is now."""
+        """Return what the module multiplies rows by, as it is now."""
         if self.parameter is None:
             return _gain_of(module.forward, self.row, like)
-        found: Tensor = getattr(module, self.parameter).detach()
-        return found + self.offset if self.offset else found
+        result: Tensor = getattr(module, self.parameter).detach()
+        return result + self.offset if self.offset else result
 
 
 _SOME = 5
 """Entries of a row where any number will do."""
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
-    """Up to what a module that computes in single precision leaves."""
-    return bool(((found - expected).abs() <= 1e-4 * expected.abs() + 1e-7).all())
+def _close(actual: Tensor, expected: Tensor) -> bool:
+    """Return whether tensors agree up to the rounding of a module that computes in single precision."""
+    return bool(((actual - expected).abs() <= 1e-4 * expected.abs() + 1e-7).all())
 
 
 @torch.no_grad()
 def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -> Tensor:
-    """What a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
+    """Return what a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
     width, kind = like.shape[-1], torch.promote_types(like.dtype, torch.float32)
     x = like.new_ones(1, width)
     x[:, : width // 2] = -1
@@ -416,12 +426,15 @@ def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -
     return torch.where(values == 0, 0.0, answer * root / values)[0]
 
 
-def _key(one: Forgetting) -> Key:
-    return one.module, one.function, one.call
+def _key(term: Forgetting) -> Key:
+    return term.module, term.function, term.call
 
 
 def _plain(model: nn.Module, group: RankGroup | None) -> bool:
-    """Whether hooks see what the model computes: it is not compiled, and one process or a group sees everything."""
+    """Return whether hooks see what the model computes.
+
+    It is not compiled, and one process or a group sees everything.
+    """
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
         return False
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
@@ -434,7 +447,9 @@ def _plain(model: nn.Module, group: RankGroup | None) -> bool:
 
 
 def _smallest(model: nn.Module) -> dict[str, Tensor]:
-    """A few small trained parameters, by whose gradients it is seen what happened to all of them after the pass."""
+    """Return a few small trained parameters, by whose gradients it is seen what happened to all of them after the
+    pass.
+    """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel() > 1]
     return dict(sorted(trained, key=lambda pair: pair[1].numel())[:4])
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from conserved._torch_compat import tree_leaves, tree_map_only
 from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
@@ -64,7 +64,7 @@ class EvalResult(PrintableResult):
         return f"<EvalResult: {self.verdict.status.value}, {len(self.rows)} properties>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | {"rows": [record_of(row, "name difference limit ok") for row in self.rows]}
 
 

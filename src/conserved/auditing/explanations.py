@@ -47,7 +47,7 @@ _CUT = 16
 
 
 def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
-    """Of broken laws that were not read off the program as a proof, those that the forward pass does not keep either.
+    """Return broken laws without a proof that the forward pass does not keep either.
 
     Parameters are moved along them, with the inputs that the laws were read off and the randomness of several seeds.
     """
@@ -66,7 +66,8 @@ def of_another_way(
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
     start: Callable[[], None],
 ) -> dict[str, tuple[str, ...]]:
-    """Of broken laws, those that the audited call does not keep: it took another way than the one they were read off.
+    """Return broken laws that the audited call does not keep, because it took another path than the one they were read
+    off.
 
     Experts that got no token then, or layers that were dropped, are no part of such a law.
 
@@ -104,7 +105,7 @@ def _not_kept(
             return result
         for symmetry in doubted:
             changes = [move_parameters(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
-            worst = max(changes, key=lambda one: one.change)
+            worst = max(changes, key=lambda item: item.change)
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else soft
             if any(change.holds is False and change.change > bound * change.half for change in changes):
@@ -121,14 +122,16 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _longer(broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
-    """Broken laws of tables with rows that the call the laws were read off did not reach, and that are reached now."""
+    """Return broken laws of tables with rows that the call the laws were read off did not reach, and that are reached
+    now.
+    """
     reached = {name for symmetry in broken if symmetry.family == "unused" for name in symmetry.parameters}
     text = "rows have a gradient that inputs did not reach when the laws were read off: infer them from longer inputs"
     return {symmetry.name: (text,) for symmetry in broken if reached.intersection(symmetry.parameters)}
 
 
 def lost_since(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, str]:
-    """Of laws that seem broken, those that are none any more because of what training did to a table."""
+    """Return laws that seem broken but no longer hold because of what training did to a table."""
     looked_up = tables(backward.model) if broken else {}
     return {symmetry.name: reason for symmetry in broken if (reason := lost(symmetry, looked_up))}
 
@@ -144,18 +147,18 @@ def clipped_at(broken: Sequence[Symmetry], gradients: Tensors) -> float | None:
     if not tensors:
         return None
     peaks = [tensor.abs().max() for tensor in tensors]
-    peak = float(torch.stack([one.double().to(peaks[0].device) for one in peaks]).max())
+    peak = float(torch.stack([part.double().to(peaks[0].device) for part in peaks]).max())
     if not 0 < peak < math.inf:
         return None
     cut = [tensor.abs() == peak for tensor in tensors]
-    many = sum(int(one.sum()) for one in cut)
+    many = sum(int(part.sum()) for part in cut)
     if any(tensor.dtype in HALF for tensor in tensors):
         # Few bits: neighbours of the largest magnitude share its value. Clipping leaves more there than just below.
         below = sum(int(((tensor.abs() >= _NEAR * peak) & (tensor.abs() < peak)).sum()) for tensor in tensors)
         many = many if many > below else 0
     pairs = zip(tensors, cut, strict=True)
-    both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in pairs)
-    return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
+    both = any(bool((part[where] > 0).any()) and bool((part[where] < 0).any()) for part, where in pairs)
+    return peak if many >= _CUT and both and sum(bool(part.any()) for part in cut) > 1 else None
 
 
 def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, gradients: Tensors) -> float | None:

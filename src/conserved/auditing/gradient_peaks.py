@@ -61,11 +61,11 @@ class CorruptedEntry:
         )
 
 
-def corruption_verdict(found: Sequence[CorruptedEntry]) -> Verdict:
+def corruption_verdict(entries: Sequence[CorruptedEntry]) -> Verdict:
     """Return the verdict on a pass with corrupted entries."""
-    text = str(found[0])
+    text = str(entries[0])
     message = f"{text[0].upper()}{text[1:]}. Not reproducible: a bit flip, a race or a bad device."
-    evidence = Evidence(what="share of the gradient's norm in one corrupted entry", value=found[0].share, limit=0.0)
+    evidence = Evidence(what="share of the gradient's norm in one corrupted entry", value=entries[0].share, limit=0.0)
     return Verdict(status=Status.REFUTED, message=message, evidence=(evidence,))
 
 
@@ -111,11 +111,11 @@ class PeakHistory:
             return ()
         factor = common_factor(gradients, {name: again[name] for name in wanted if name not in names} or again)
         clipped = _repeated_peaks(gradients.values())
-        found = [_compare(name, gradients[name], again[name], factor, clipped) for name in names]
-        for name, item in zip(names, found, strict=True):
+        comparisons = [_compare(name, gradients[name], again[name], factor, clipped) for name in names]
+        for name, item in zip(names, comparisons, strict=True):
             if item is None:
                 self._past[name].extend(_peaks([_dense(gradients[name])]))
-        return tuple(item for item in found if item is not None)
+        return tuple(item for item in comparisons if item is not None)
 
 
 def _repeated_peaks(gradients: Iterable[Tensor]) -> set[float]:
@@ -148,14 +148,14 @@ def _compare(
         _size(difference) <= 0.5 * _size(part) for difference, part in parts
     ):
         return None
-    place = int(away.abs().nan_to_num(nan=math.inf).argmax())
+    position = int(away.abs().nan_to_num(nan=math.inf).argmax())
     norm = _size(values)
-    value = float(values.reshape(-1)[place])
+    value = float(values.reshape(-1)[position])
     return CorruptedEntry(
         parameter=name,
-        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(place), gradient.shape)),
+        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(position), gradient.shape)),
         value=value,
-        replayed=float(replayed.reshape(-1)[place]),
+        replayed=float(replayed.reshape(-1)[position]),
         share=abs(value) / norm if norm and math.isfinite(norm) else 1.0,
         where=place_of(gradient),
     )

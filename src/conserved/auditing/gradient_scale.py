@@ -89,7 +89,7 @@ class GradientScale(PrintableResult):
         return f"<GradientScale: {self.verdict.status.value}, {self.ratio:.4g} times the loss's gradient>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | {
             "rows": [record_of(row, "direction claimed measured ratio") for row in self.rows]
         }
@@ -142,26 +142,26 @@ def _measure(
     eps = max(torch.finfo(p.dtype).eps for p, _ in pairs)
     # Central differences: the error is h² of curvature plus eps/h of rounding, least at the cube root of eps.
     step = eps ** (1 / 3) / 4
-    kept = [p.detach().clone() for p, _ in pairs]
+    originals = [p.detach().clone() for p, _ in pairs]
     values = []
     try:
         for size in (step, 2 * step):
             pair = []
             for sign in (1.0, -1.0):
-                _move(pairs, kept, weights, sign * size)
+                _move(pairs, originals, weights, sign * size)
                 pair.append(_loss(loss_fn))
             values.append((pair[0] - pair[1]) / (2 * size))
             rounding = eps * abs(pair[0]) / size
     finally:
-        _move(pairs, kept, weights, 0.0)
+        _move(pairs, originals, weights, 0.0)
     measured = (4 * values[0] - values[1]) / 3
     spread = abs(values[0] - values[1]) / 3 + rounding
     return ScaleRow(direction=name, claimed=claimed, measured=measured, uncertainty=spread / max(abs(measured), 1e-300))
 
 
 @torch.no_grad()
-def _move(pairs: Sequence[tuple[Tensor, Tensor]], kept: list[Tensor], weights: list[float], size: float) -> None:
-    for (p, g), value, weight in zip(pairs, kept, weights, strict=True):
+def _move(pairs: Sequence[tuple[Tensor, Tensor]], originals: list[Tensor], weights: list[float], size: float) -> None:
+    for (p, g), value, weight in zip(pairs, originals, weights, strict=True):
         p.copy_(value if not size else value + size * weight * g)
 
 

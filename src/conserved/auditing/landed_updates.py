@@ -37,7 +37,7 @@ class Landed:
         return self.moved / self.driven if self.driven else 1.0
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return record_of(self, "name driven moved share")
 
 
@@ -83,7 +83,7 @@ class Landing(PrintableResult):
         return str(self.verdict)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | record_of(self, "worst rows")
 
     def __repr__(self) -> str:
@@ -113,18 +113,18 @@ def check_update(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"check_update takes a torch.nn.Module; got {type(model).__name__}.")
-    found = Landing(least=least)
+    landing = Landing(least=least)
     # Which entries have a gradient is noted before the step, which may clear it.
     watched = {
         name: (p, local(p.detach()).clone(), local(p.grad.detach()) != 0)
         for name, p in model.named_parameters()
         if p.requires_grad and p.grad is not None
     }
-    yield found
+    yield landing
     counts = [
         torch.stack((driven.sum(), (driven & (local(p.detach()) != before)).sum()))
         for p, before, driven in watched.values()
     ]
     numbers = [count.tolist() for count in counts]
     rows = [Landed(name=n, driven=driven, moved=moved) for n, (driven, moved) in zip(watched, numbers, strict=True)]
-    found.rows = tuple(sorted(rows, key=lambda row: row.share))
+    landing.rows = tuple(sorted(rows, key=lambda row: row.share))

@@ -18,7 +18,7 @@ Loses = Callable[[Symmetry, Leg], str]
 
 
 def tables(model: nn.Module) -> dict[str, Loses]:
-    """By the name of a parameter that is looked up in such a way: which laws that takes away."""
+    """Return by the name of a parameter that is looked up in such a way: which laws that takes away."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     result: dict[str, Loses] = {}
     for module in model.modules():
@@ -33,9 +33,9 @@ def tables(model: nn.Module) -> dict[str, Loses]:
     return result
 
 
-def lost(symmetry: Symmetry, found: dict[str, Loses]) -> str:
-    """Why a symmetry is no law of a model with these tables; empty if it is one."""
-    reasons = (found[leg.view.parameter](symmetry, leg) for leg in symmetry.legs if leg.view.parameter in found)
+def lost(symmetry: Symmetry, losses: dict[str, Loses]) -> str:
+    """Return why a symmetry is no law of a model with these tables; empty if it is one."""
+    reasons = (losses[leg.view.parameter](symmetry, leg) for leg in symmetry.legs if leg.view.parameter in losses)
     return next(filter(None, reasons), "")
 
 

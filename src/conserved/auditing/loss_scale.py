@@ -111,14 +111,14 @@ def loss_scale(
         return _undecided(f"{type(problem).__name__}: {problem}".splitlines()[0][:200])
     fine, middle, coarse = slopes
     # Richardson's extrapolation: the error of central differences is a series in h².
-    slope = (_RATIO**2 * fine - middle) / (_RATIO**2 - 1)
-    if not math.isfinite(slope) or slope == 0:
+    derivative = (_RATIO**2 * fine - middle) / (_RATIO**2 - 1)
+    if not math.isfinite(derivative) or derivative == 0:
         return _undecided("the loss does not change along the gradient")
-    error += 3 * max(abs(fine - middle), abs(middle - coarse)) / abs(slope) + torch.finfo(torch.float32).eps
+    error += 3 * max(abs(fine - middle), abs(middle - coarse)) / abs(derivative) + torch.finfo(torch.float32).eps
     if not error <= SEEN:
         reason = f"the factor is known to {error:.1g} only, because rounding, or the curvature of the loss, is large"
         return _undecided(reason)
-    return LossScale(factor=factor * _length(right) / slope, error=error)
+    return LossScale(factor=factor * _length(right) / derivative, error=error)
 
 
 def _undecided(reason: str) -> LossScale:

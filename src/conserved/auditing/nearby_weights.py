@@ -36,11 +36,11 @@ def nearby_weights(parameters: Tensors, precision: torch.dtype, seed: int) -> It
     Weights are written through `.data`, so that graphs which are still alive stay valid.
     """
     spacing = torch.finfo(precision).eps
-    kept: list[tuple[Tensor, Tensor]] = []
+    originals: list[tuple[Tensor, Tensor]] = []
     try:
         for parameter in parameters.values():
             weights = local(parameter.data)
-            kept.append((weights, weights.clone()))
+            originals.append((weights, weights.clone()))
             # The same seed on every process: replicated parameters stay equal.
             generator = torch.Generator(weights.device).manual_seed(seed)
             kind = torch.promote_types(weights.dtype, torch.float32)
@@ -49,7 +49,7 @@ def nearby_weights(parameters: Tensors, precision: torch.dtype, seed: int) -> It
         yield
     finally:
         # In reverse order: two names may share memory.
-        for weights, values in reversed(kept):
+        for weights, values in reversed(originals):
             weights.copy_(values)
 
 

@@ -75,14 +75,14 @@ def linear_bounds(
     """Return for linear laws the relative residual that rounding every entry in one direction leaves."""
     if not places:
         return {}
-    some = Plan.of([plan.symmetries[place] for place in places], kernels=False)
+    some = Plan.of([plan.symmetries[index] for index in places], kernels=False)
     needed = {name: gradients[name] for name in some.needs}
     source = Magnitudes(Direction(needed))
     totals = to_host(some.evaluate((Magnitudes(Point(needed)), source), [(0, 1)]).values())
     unit = torch.finfo(precision).eps / 2
     return {
-        place: unit * float(np.linalg.norm(total)) / scales[place] if scales[place] else 0.0
-        for place, total in zip(places, totals, strict=True)
+        index: unit * float(np.linalg.norm(total)) / scales[index] if scales[index] else 0.0
+        for index, total in zip(places, totals, strict=True)
     }
 
 
@@ -174,7 +174,7 @@ def least_factor(symmetry: Symmetry) -> float:
 
 
 def shows_factors(symmetry: Symmetry) -> bool:
-    """Whether an identity has several legs and enough entries to tell a wrong factor from rounding."""
+    """Return whether an identity has several legs and enough entries to tell a wrong factor from rounding."""
     return len(symmetry.legs) > 1 and symmetry.identities >= _ENTRIES
 
 
@@ -190,16 +190,16 @@ def wrong_factors(symmetries: Sequence[Symmetry], theta: Tensors, gradients: Ten
     plan = Plan.of(legs, kernels=False)
     with torch.no_grad():
         values = to_host(plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)]).values())
-    found, begin = [], 0
+    factors, begin = [], 0
     for symmetry in symmetries:
         terms = [value.reshape(-1) for value in values[begin : begin + len(symmetry.legs)]]
         begin += len(symmetry.legs)
-        found.append(_factor(terms) if shows_factors(symmetry) else None)
-    return found
+        factors.append(_factor(terms) if shows_factors(symmetry) else None)
+    return factors
 
 
 def _factor(terms: Sequence[NDArray[np.float64]]) -> float | None:
-    """The factor on one term, or on all of one sign, that explains a sum which should be zero.
+    """Return the factor on one term, or on all of one sign, that explains a sum which should be zero.
 
     Without it the others sum to −t: the residual is (f − 1)t, and f is what the term is off by.
     """
@@ -230,6 +230,6 @@ def coherent(
     """Return which residuals above their floors are wrong factors and not rounding, however small."""
     flags = np.zeros(len(symmetries), dtype=bool)
     places = np.flatnonzero(residuals > floors)
-    factors = wrong_factors([symmetries[place] for place in places.tolist()], theta, gradients)
+    factors = wrong_factors([symmetries[index] for index in places.tolist()], theta, gradients)
     flags[places] = [factor is not None for factor in factors]
     return flags

@@ -30,9 +30,9 @@ class NormCall:
     """A factor for every channel, broadcast against the input: of several channels in a row, or several rows in one."""
 
     def remainder(
-        self, x: Float[Tensor, "..."], gradient: Float[Tensor, "..."], kept: Sequence[int]
+        self, x: Float[Tensor, "..."], gradient: Float[Tensor, "..."], remaining_axes: Sequence[int]
     ) -> Float[Tensor, "2 ..."] | None:
-        """Σ ε/(s + ε) ⟨y, ∂L/∂y⟩ and the squares of its terms, over all rows but along some axes.
+        """Return Σ ε/(s + ε) ⟨y, ∂L/∂y⟩ and the squares of its terms, over all rows but along some axes.
 
         Args:
             x: what was normalised.
@@ -42,18 +42,20 @@ class NormCall:
         Returns:
             Both sums in float64, with the kept axes after them; None if one of those is normalised over.
         """
-        if set(kept) & set(self.axes):
+        if set(remaining_axes) & set(self.axes):
             return None
         if self.channels is not None:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * self.channels
         lead = [axis for axis in range(len(self.shape)) if axis not in self.axes]
         sizes = [self.shape[axis] for axis in lead]
         shape = prod(sizes), prod(self.shape[axis] for axis in self.axes)
-        values, gradients = (one.reshape(self.shape).permute(*lead, *self.axes).reshape(shape) for one in (x, gradient))
+        values, gradients = (
+            tensor.reshape(self.shape).permute(*lead, *self.axes).reshape(shape) for tensor in (x, gradient)
+        )
         gain = None if self.gain is None else self.gain.reshape(-1)
-        found = self.row.remainder(values, gradients, gain).reshape(2, *sizes)
-        others = [1 + place for place, axis in enumerate(lead) if axis not in kept]
-        return found.sum(others, dtype=torch.float64) if others else found.to(torch.float64)
+        result = self.row.remainder(values, gradients, gain).reshape(2, *sizes)
+        others = [1 + index for index, axis in enumerate(lead) if axis not in remaining_axes]
+        return result.sum(others, dtype=torch.float64) if others else result.to(torch.float64)
 
 
 @runtime_checkable
@@ -61,7 +63,7 @@ class NormListener(Protocol):
     """Who is told of norms."""
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
-        """A norm was called, in whatever model."""
+        """Handle a call of a norm, in whatever model."""
         ...
 
 
@@ -70,7 +72,7 @@ _LISTENERS = Listeners[NormListener]()
 
 @contextmanager
 def listen_to_norms(listener: NormListener) -> Iterator[None]:
-    """Within it, torch's norm functions report what they were called with."""
+    """Report the arguments of torch's norm functions to a listener."""
     _LISTENERS.begin(listener)
     try:
         for name, through in _THROUGH.items():

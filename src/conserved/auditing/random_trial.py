@@ -36,12 +36,12 @@ class Trial:
         return self.audit.ok and (self.gauge is None or self.gauge.ok)
 
     def summary(self) -> str:
-        """Both summaries."""
+        """Return both summaries."""
         lines = [] if self.gauge is None else [f"softmax gauge: {self.gauge.summary()}"]
         return "\n".join([self.audit.summary(), *lines])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.audit.record() | record_of(self, "ok gauge")
 
 
@@ -56,19 +56,19 @@ def trial(
 ) -> Trial:
     """Draw inputs and targets, differentiate once, audit."""
     generator = torch.Generator().manual_seed(seed)
-    place = torch.device(device) if device else next((p.device for p in model.parameters()), torch.device("cpu"))
-    model = model.to(place)
+    target = torch.device(device) if device else next((p.device for p in model.parameters()), torch.device("cpu"))
+    model = model.to(target)
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
     gauge = Gauge()
 
     def objective() -> Tensor:
-        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
-            return _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
+        with torch.autocast(target.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
+            return _loss(_called(model, _moved(drawn, target, kind)), loss, generator)
 
     with keys_seen(model, gauge.see):
-        found = audited_pass(model, objective, gauge, loss=loss)
-    return Trial(audit=found, gauge=gauge if gauge.seen or gauge.excluded else None)
+        audit = audited_pass(model, objective, gauge, loss=loss)
+    return Trial(audit=audit, gauge=gauge if gauge.seen or gauge.excluded else None)
 
 
 def audited_pass(
@@ -94,23 +94,23 @@ def audited_pass(
     return audit(model, laws, precision=precision, unused=unused, gauge=gauge)
 
 
-def _moved(x: Any, place: torch.device, kind: torch.dtype) -> Any:
+def _moved(x: Any, target: torch.device, kind: torch.dtype) -> Any:
     if isinstance(x, Tensor):
-        return x.to(place, kind if x.is_floating_point() else x.dtype)
+        return x.to(target, kind if x.is_floating_point() else x.dtype)
     if isinstance(x, dict):
-        return {name: _moved(value, place, kind) for name, value in x.items()}
-    return tuple(_moved(value, place, kind) for value in x) if isinstance(x, tuple | list) else x
+        return {name: _moved(value, target, kind) for name, value in x.items()}
+    return tuple(_moved(value, target, kind) for value in x) if isinstance(x, tuple | list) else x
 
 
 def _called(model: nn.Module, x: Any) -> Tensor:
     """Return the output tensor, or the logits or first entry of a structured output."""
     result = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
-    found = getattr(result, "logits", None)
-    found = found if found is not None else result
-    found = found if isinstance(found, Tensor) else found[0]
-    if not isinstance(found, Tensor) or not found.requires_grad:
+    output = getattr(result, "logits", None)
+    output = output if output is not None else result
+    output = output if isinstance(output, Tensor) else output[0]
+    if not isinstance(output, Tensor) or not output.requires_grad:
         raise ValueError("the model did not return a tensor that depends on its parameters")
-    return found
+    return output
 
 
 def _loss(z: Tensor, loss: str, generator: torch.Generator) -> Tensor:

@@ -163,9 +163,9 @@ class ReferenceComparison:
 
     def record(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
-        found = record_of(self, "form obstacle coverage")
-        found["trusted"] = [*self.trusted]
-        return found | {"failures": [str(item) for item in self.failures[:20]]}
+        fields = record_of(self, "form obstacle coverage")
+        fields["trusted"] = [*self.trusted]
+        return fields | {"failures": [str(item) for item in self.failures[:20]]}
 
     def __str__(self) -> str:
         return self.verdict.message
@@ -203,30 +203,30 @@ def compare_with_reference(
             noises = {name: [difference(rounded[name], right[name])] for name in right}
             noise = _norm({name: items[0] for name, items in noises.items()}) / (floor.everything or 1.0)
             away = _norm({name: difference(own[name], right[name]) for name in own}) / (floor.everything or 1.0)
-            found = {item.parameter: item for item in _differences(own, right, noises, floor)}
+            by_parameter = {item.parameter: item for item in _differences(own, right, noises, floor)}
         del rounded
         selects = bool(log.pinned)
         foreign = [] if gradients is None else foreign_gradients(replay, parameters, gradients, own, narrow, selects)
-        beyond = [item for item in found.values() if item.excess > 1]
+        beyond = [item for item in by_parameter.values() if item.excess > 1]
         form = replace(form, trusted=set())
         for seed in range(_SAMPLES):
-            wanted = {name: parameters[name] for name, item in found.items() if item.excess > 1}
+            wanted = {name: parameters[name] for name, item in by_parameter.items() if item.excess > 1}
             if not wanted:
                 break
             some = {name: own[name] for name in wanted}
             sample = sample_own_rounding(replay, parameters, narrow, form, some, right, seed=seed)
             for name, item in sample.items():
                 noises[name].append(item)
-            found |= {item.parameter: item for item in _differences(some, right, noises, floor)}
-        wanted = {name: parameters[name] for name, item in found.items() if item.excess > 1}
-        cause = _cause(replay, wanted, found, partial(_differences, right=right, noises=noises, floor=floor))
+            by_parameter |= {item.parameter: item for item in _differences(some, right, noises, floor)}
+        wanted = {name: parameters[name] for name, item in by_parameter.items() if item.excess > 1}
+        cause = _cause(replay, wanted, by_parameter, partial(_differences, right=right, noises=noises, floor=floor))
     except Exception as problem:
         # The one boundary to the user's program: kernels may not support a precision, or memory may not suffice.
         reason = str(problem) if isinstance(problem, ReplayError) else f"{type(problem).__name__}: {problem}"
         LOGGER.info("comparison with reference form failed: %s", reason)
         return ReferenceComparison(obstacle=(reason.splitlines() or ["unknown"])[0][:200].rstrip("."))
     return ReferenceComparison(
-        differences=tuple(sorted(found.values(), key=lambda item: -item.excess)),
+        differences=tuple(sorted(by_parameter.values(), key=lambda item: -item.excess)),
         imprecise=tuple(item for item in beyond if item.parameter not in wanted),
         foreign=tuple(foreign),
         form=f"{str(wide).removeprefix('torch.')} and reference kernels",
@@ -263,9 +263,11 @@ def _cause(
     causes = []
     for name, words in KERNELS.items():
         form = PassForm(eager=name == "eager", attention=name == "attention", functions=name == "functions")
-        found = compare(replay.gradients(parameters, form=form))
+        differences = compare(replay.gradients(parameters, form=form))
         # What is left may be the precision of other kernels: a defect that goes away takes most of it along.
-        if any(one.excess <= max(1.0, failing[one.parameter].excess / _SHRINKS) for one in found):
+        if any(
+            difference.excess <= max(1.0, failing[difference.parameter].excess / _SHRINKS) for difference in differences
+        ):
             causes.append(words)
     return " or ".join(causes) or "several kernels together, or the precision of one"
 
@@ -351,11 +353,11 @@ def _difference(name: str, rows: _Rows, floor: _Floor, entries: int) -> Gradient
     """Hold the rows of one parameter, and all of them together, against sampled rounding."""
     width = max(entries / len(rows.sizes), 1.0)
     size, total = rows.sizes, float(np.linalg.norm(rows.sizes))
-    whole = np.array([[np.linalg.norm(rows.away)], [np.linalg.norm(rows.noise)], [total]])
+    tensor_norms = np.array([[np.linalg.norm(rows.away)], [np.linalg.norm(rows.noise)], [total]])
     cases = {
         "row": (rows.away, floor.limits(rows.noise, size, 1.0)),
         "row along": (rows.along, floor.limits(rows.noise_along, size, width)),
-        "whole": (whole[0], floor.limits(whole[1], whole[2], 1.0)),
+        "whole": (tensor_norms[0], floor.limits(tensor_norms[1], tensor_norms[2], 1.0)),
     }
     if 0 < total <= cases["whole"][1][0]:
         # Rounding is as large as the gradient: it was amplified, and a sample of it is not a bound.
@@ -366,22 +368,20 @@ def _difference(name: str, rows: _Rows, floor: _Floor, entries: int) -> Gradient
     for kind, (away, limits) in cases.items():
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.where(limits > 0, away / limits, np.where(away > 0, np.inf, 0.0))
-        place = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))
-        value = float(np.nan_to_num(excess[place], nan=np.inf))
+        row = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))
+        value = float(np.nan_to_num(excess[row], nan=np.inf))
         if value > best[0]:
-            best = value, kind, place
-    _, kind, place = best
+            best = value, kind, row
+    _, kind, row = best
     away, limits = cases[kind]
-    scale = (
-        (total if kind == "whole" else float(size[place])) or total / math.sqrt(len(size)) or floor.everything or 1.0
-    )
+    scale = (total if kind == "whole" else float(size[row])) or total / math.sqrt(len(size)) or floor.everything or 1.0
     along = cases.get("row along", cases["row"])[1]
     reached = size > 0
     return GradientDifference(
         parameter=name,
-        row=None if kind == "whole" or len(size) == 1 else place,
-        difference=float(away[place]) / scale,
-        limit=float(limits[place]) / scale,
+        row=None if kind == "whole" or len(size) == 1 else row,
+        difference=float(away[row]) / scale,
+        limit=float(limits[row]) / scale,
         visible=float((along[reached] <= SEEN * size[reached]).mean()) if reached.any() else 0.0,
         smallest=float(np.median(along[reached] / size[reached])) if reached.any() else math.inf,
         entries=entries,

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from conserved._torch_compat import tree_leaves, tree_map, version_of
 from conserved.auditing.call_log import CallLog, CallRecording, is_attribute, repeat_pinned
 
 _WIDER = {
@@ -212,13 +212,13 @@ class _Context:
     save_for_forward = save_for_backward
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """Accept and ignore."""
+        """Ignore the call."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Accept and ignore."""
+        """Ignore the call."""
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Accept and ignore."""
+        """Ignore the call."""
 
 
 class _Steps(TorchFunctionMode):
@@ -262,7 +262,7 @@ def _inlined_functions(trusted: set[str] | None = None) -> Iterator[None]:
         if cls is _RoundAtRandom or not inputs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return original(*args, **kwargs)
         steps = _Steps()
-        versions = [value._version for value in tree_leaves(args) if isinstance(value, Tensor)]
+        versions = [version_of(value) for value in tree_leaves(args) if isinstance(value, Tensor)]
         try:
             split = cls.setup_context is not Function.setup_context
             with steps:
@@ -270,7 +270,7 @@ def _inlined_functions(trusted: set[str] | None = None) -> Iterator[None]:
         except Exception:
             # User functions may need more of their context than a stand-in has.
             return original(*args, **kwargs)
-        same = versions == [value._version for value in tree_leaves(args) if isinstance(value, Tensor)]
+        same = versions == [version_of(value) for value in tree_leaves(args) if isinstance(value, Tensor)]
         results = [value for value in tree_leaves(out) if isinstance(value, Tensor) and value.is_floating_point()]
         if trusted is not None and (steps.discrete or _returns_input(results, inputs)):
             trusted.add(cls.__name__)

@@ -76,7 +76,7 @@ class Replicas(PrintableResult):
         return f"<Replicas: {self.verdict.status.value}, {len(self.rows)} tensors over {self.ranks} processes>"
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | record_of(self, "ranks rows")
 
 
@@ -107,18 +107,18 @@ def check_replicas(
     if not (dist.is_available() and dist.is_initialized()):
         return Replicas(rows=(), ranks=1, tolerance=tolerance)
     tensors = [
-        (name, what, tensor)
+        (name, kind, tensor)
         for name, parameter in model.named_parameters()
-        for what, tensor in (("parameter", parameter.detach()), ("gradient", parameter.grad))
+        for kind, tensor in (("parameter", parameter.detach()), ("gradient", parameter.grad))
         if tensor is not None
     ]
     if buffers:
         tensors += [(name, "buffer", b) for name, b in model.named_buffers() if b.is_floating_point()]
-    found: list[Replica] = []
+    replicas: list[Replica] = []
     alike: dict[Any, list[tuple[str, str, Tensor]]] = {}
-    for name, what, tensor in tensors:
+    for name, kind, tensor in tensors:
         for over in _groups(tensor, group):
-            alike.setdefault(over, []).append((name, what, local(tensor)))
+            alike.setdefault(over, []).append((name, kind, local(tensor)))
     ranks = 1
     for over, members in alike.items():
         ranks = max(ranks, dist.get_world_size(over))
@@ -127,8 +127,8 @@ def check_replicas(
         dist.all_reduce(low, dist.ReduceOp.MIN, group=over)
         dist.all_reduce(high, dist.ReduceOp.MAX, group=over)
         spreads = ((high - low).abs().amax(-1) / high[:, 0].clamp_min(1e-300)).tolist()
-        found += [Replica(name=n, what=w, spread=spread) for (n, w, _), spread in zip(members, spreads, strict=True)]
-    ordered = sorted(found, key=lambda row: -row.spread if row.spread == row.spread else -float("inf"))
+        replicas += [Replica(name=n, what=w, spread=spread) for (n, w, _), spread in zip(members, spreads, strict=True)]
+    ordered = sorted(replicas, key=lambda row: -row.spread if row.spread == row.spread else -float("inf"))
     return Replicas(rows=tuple(ordered), ranks=ranks, tolerance=tolerance)
 
 
@@ -144,7 +144,7 @@ def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
 def _print(tensor: Tensor) -> Tensor:
     """Return a fingerprint: the norm, and two sums with fixed pseudo-random weights that see a change of any entry."""
     flat = tensor.detach().flatten().to(torch.float64)
-    place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
+    index = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
     # Irrational rotations: weights that repeat nowhere and need no generator state that might differ by process.
-    first, second = (torch.frac(place * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927))
+    first, second = (torch.frac(index * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927))
     return torch.stack((torch.linalg.vector_norm(flat), flat @ first, flat @ second))

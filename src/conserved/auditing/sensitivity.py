@@ -112,14 +112,14 @@ def sensitivity(
     legs: dict[tuple[str, str], float] = {}
     families: dict[str, list[float]] = {}
     begin = 0
-    for place, symmetry in enumerate(symmetries):
+    for index, symmetry in enumerate(symmetries):
         sizes = terms[begin : begin + len(symmetry.legs)]
         begin += len(symmetry.legs)
-        if place not in tested:
+        if index not in tested:
             continue
         visible: list[float] = []
         for leg, size in zip(symmetry.legs, sizes.tolist(), strict=True):
-            seen = float(limits[place] * scales[place] / size) if size > 0 else float("inf")
+            seen = float(limits[index] * scales[index] / size) if size > 0 else float("inf")
             key = symmetry.name, leg.view.parameter
             legs[key] = max(legs.get(key, 0.0), seen)
             if seen <= 1:

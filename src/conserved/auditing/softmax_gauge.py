@@ -78,7 +78,7 @@ class GaugeRow:
         return self.residual <= self.tolerance
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return record_of(self, "name head call sequence residual tolerance ok")
 
 
@@ -149,8 +149,8 @@ class Gauge(PrintableResult):
                 plan = self._plans[rows.shape] = Plan.of_matrices(Translation(), (1,), [rows.shape])
             keys = dict.fromkeys(plan.needs, rows)
             # Squares of gradients in less than float64 are finite and not zero in it.
-            found = plan.evaluate((Point(keys), Direction(keys)), [(0, 1)], sizes=True, dtype=torch.float64)
-            _, (sizes,) = found.sizes()
+            moments = plan.evaluate((Point(keys), Direction(keys)), [(0, 1)], sizes=True, dtype=torch.float64)
+            _, (sizes,) = moments.sizes()
             if rows.dtype == torch.float64:
                 sizes = sizes * peak.reshape(-1, 1)
         # Everything before the heads is a sequence.
@@ -165,33 +165,33 @@ class Gauge(PrintableResult):
             return ()
         table = to_host([sizes for *_, sizes in self._sums])
         alike: dict[Any, list[int]] = defaultdict(list)
-        for place, (_, _, precision, entries, sizes) in enumerate(self._sums):
-            alike[precision, entries, sizes.shape].append(place)
+        for index, (_, _, precision, entries, sizes) in enumerate(self._sums):
+            alike[precision, entries, sizes.shape].append(index)
         # Where softmax is saturated, key gradients are differences of equal numbers, and what is left is rounding of
         # those: it is held against the largest key gradients of the pass as well.
         finite = [sizes[..., 1][np.isfinite(sizes[..., 1])] for sizes in table]
         largest = max((float(sizes.max()) for sizes in finite if sizes.size), default=0.0)
-        found = []
+        result = []
         for (precision, entries, _), places in alike.items():
             used = self.precision or coarsest(precision, torch.float32)
             share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
             limit = float(rounding(used, entries)) * (_COARSE if used in HALF else _CANCELLED)
-            value, scale = np.moveaxis(np.stack([table[place] for place in places]), -1, 0)
+            value, scale = np.moveaxis(np.stack([table[index] for index in places]), -1, 0)
             scale = np.hypot(scale, (scale != 0) * share * largest)
             with np.errstate(invalid="ignore"):
                 residuals = np.where(scale == 0, 0.0, value / np.where(scale == 0, 1.0, scale))
             worst = np.nan_to_num(residuals, nan=np.inf).argmax(1)
             largest_of = np.take_along_axis(residuals, worst[:, None], 1)[:, 0]
             scales = np.take_along_axis(scale, worst[:, None], 1)[:, 0]
-            for place, *heads in zip(places, worst.tolist(), largest_of.tolist(), scales.tolist(), strict=True):
-                name, call, *_ = self._sums[place]
+            for index, *heads in zip(places, worst.tolist(), largest_of.tolist(), scales.tolist(), strict=True):
+                name, call, *_ = self._sums[index]
                 common: dict[str, Any] = {"name": name, "call": call, "tolerance": limit}
-                common["length"] = self._lengths[place]
-                found += [
+                common["length"] = self._lengths[index]
+                result += [
                     GaugeRow(head=head, sequence=sequence, residual=residual, scale=size, **common)
                     for head, (sequence, residual, size) in enumerate(zip(*heads, strict=True))
                 ]
-        return tuple(sorted(found, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
+        return tuple(sorted(result, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
 
     def explain(self, rows: Sequence[GaugeRow]) -> None:
         """Accept the sums of some heads as rounding of their kernel: each is its own limit from now on."""
@@ -215,8 +215,8 @@ class Gauge(PrintableResult):
         """One verdict on all heads."""
         broken = [row for row in self.rows if not row.ok]
         if not self.rows:
-            left = f" {len(self.excluded)} attention layers were left out." if self.excluded else ""
-            message = f"No gradient of a key was seen.{left}"
+            excluded = f" {len(self.excluded)} attention layers were left out." if self.excluded else ""
+            message = f"No gradient of a key was seen.{excluded}"
             return Verdict(status=Status.INCONCLUSIVE, message=message)
         evidence = tuple(
             Evidence(what=f"Σ of key gradients of {row.name}[{row.head}]", value=row.residual, limit=row.tolerance)
@@ -229,25 +229,25 @@ class Gauge(PrintableResult):
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence, what is mostly rounding, and the layers left out."""
-        left = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
+        """Return the verdict with its evidence, what is mostly rounding, and the layers left out."""
+        excluded = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
         precision = [f"  precision: {alarm.message}" for alarm in self.attention_precision.alarms]
-        return "\n".join([str(self.verdict), *precision, *left])
+        return "\n".join([str(self.verdict), *precision, *excluded])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return self.verdict.record() | record_of(self, "worst rows excluded")
 
     def __repr__(self) -> str:
         return f"<Gauge: {self.verdict.status.value}, {len(self.rows)} heads, worst {self.worst:.2g}>"
 
 
-def watch_norms(model: nn.Module, laws: LawSet | None, found: Gauge, undo: ExitStack, *, loss: str = "any") -> None:
+def watch_norms(model: nn.Module, laws: LawSet | None, gauge_: Gauge, undo: ExitStack, *, loss: str = "any") -> None:
     """Measure what ε leaves of laws up to it, as soon as they are known: now, or at the first forward pass."""
     laws = known_laws(model, loss=loss) if laws is None else laws
     if laws is not None:
-        found.terms = EpsilonTerms(model, laws)
-        found.terms.watch(undo)
+        gauge_.terms = EpsilonTerms(model, laws)
+        gauge_.terms.watch(undo)
         return
     first = FirstCall(model, loss=loss)
     undo.callback(first.close)
@@ -259,8 +259,8 @@ def watch_norms(model: nn.Module, laws: LawSet | None, found: Gauge, undo: ExitS
             # Whatever the program is: its attention can be watched without knowing its laws.
             LOGGER.info("laws up to ε are not watched: %s", problem)
             return
-        found.terms = EpsilonTerms(model, inferred)
-        found.terms.watch(undo)
+        gauge_.terms = EpsilonTerms(model, inferred)
+        gauge_.terms.watch(undo)
 
     first.came.append(came)
 
@@ -297,12 +297,12 @@ def gauge(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")
-    found = Gauge(precision=precision)
+    gauge_ = Gauge(precision=precision)
     with ExitStack() as undo:
-        undo.enter_context(keys_seen(model, found.see, found.attention_precision))
-        watch_norms(model, laws, found, undo, loss=loss)
-        yield found
-    if not found.seen and not found.excluded:
+        undo.enter_context(keys_seen(model, gauge_.see, gauge_.attention_precision))
+        watch_norms(model, laws, gauge_, undo, loss=loss)
+        yield gauge_
+    if not gauge_.seen and not gauge_.excluded:
         raise ValueError(
             "No attention of this model was seen. Run the forward pass inside the with block as well, with gradients "
             "enabled and uncompiled; attention that calls neither transformers' interface, torch's "

@@ -56,7 +56,7 @@ class AuditCoverage:
         return percent(self.parameters)
 
     def lines(self) -> list[str]:
-        """Sentences for a summary."""
+        """Return sentences for a summary."""
         spanned = self.counted - len(self.untested_modules)
         text = (
             f"Covers {self.percent} of trained parameters, {percent(self.directions)} of their gradients' directions "
@@ -75,9 +75,9 @@ class AuditCoverage:
         return result
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        found = record_of(self, "parameters directions touched modules untested seen untested_modules")
-        return found | {"counted_modules": self.counted}
+        """Return plain data, for JSON."""
+        fields = record_of(self, "parameters directions touched modules untested seen untested_modules")
+        return fields | {"counted_modules": self.counted}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -107,11 +107,11 @@ def coverage(
         typed = laws.derivation.places()
         places = {module: names | places.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
     missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
-    left = sum(free.values())
+    untested = sum(free.values())
     spanned = {name: parameter.numel() - touched[name] for name, parameter in trained.items()}
     constrained = constrained_directions(chosen, spanned)
     return AuditCoverage(
-        parameters=1 - left / total if total else 0.0,
+        parameters=1 - untested / total if total else 0.0,
         directions=sum(constrained.values()) / total if total else 0.0,
         touched=1 - sum(touched.values()) / total if total else 0.0,
         modules=1 - len(missed) / len(places) if places else 0.0,
@@ -123,7 +123,7 @@ def coverage(
 
 
 def _constrained(chosen: list[Symmetry], free: Mapping[str, int]) -> dict[str, float]:
-    """Entries left untested once identities of one leg count for the directions they constrain."""
+    """Return entries left untested once identities of one leg count for the directions they constrain."""
     shares: dict[str, float] = defaultdict(float)
     for symmetry in chosen:
         if len(symmetry.legs) == 1:
@@ -168,16 +168,16 @@ def _unseen(views: frozenset[View], shape: tuple[int, ...]) -> int:
 
 
 def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """Laws without a program: the modules that own trained parameters, and the laws that move these."""
-    found: dict[str, set[str]] = {name.rpartition(".")[0]: set() for name in trained}
+    """Return laws without a program: the modules that own trained parameters, and the laws that move these."""
+    owners: dict[str, set[str]] = {name.rpartition(".")[0]: set() for name in trained}
     for symmetry in laws:
         for name in symmetry.parameters:
-            found.setdefault(name.rpartition(".")[0], set()).add(symmetry.name)
-    return {module: frozenset(names) for module, names in found.items()}
+            owners.setdefault(name.rpartition(".")[0], set()).add(symmetry.name)
+    return {module: frozenset(names) for module, names in owners.items()}
 
 
 def _probed(laws: LawSet) -> frozenset[str]:
-    """Laws that the program's types do not know of."""
+    """Return laws that the program's types do not know of."""
     return frozenset(symmetry.name for symmetry in laws if symmetry.source == "probed")
 
 

@@ -38,7 +38,7 @@ def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry])
 
 
 def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, size: int) -> Iterator[Tested]:
-    """For each symmetry, the block that is furthest off."""
+    """Yield for each symmetry, the block that is furthest off."""
     width = -(-size // _BLOCKS)
     worst: dict[int, Tested] = {}
     for start in range(0, size, width):
@@ -49,9 +49,9 @@ def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, si
         for number, symmetry in enumerate(symmetries):
             test = test_together(part, symmetry)
             if test is not None and (number not in worst or test.worst > worst[number].worst):
-                what = f"{statement(symmetry)}, from {width} of axis {axis} of the output at a time"
-                place = f"from {start}–{stop - 1} of axis {axis} of the output"
-                worst[number] = replace(test, what=what, where="" if test.ok else place)
+                description = f"{statement(symmetry)}, from {width} of axis {axis} of the output at a time"
+                source = f"from {start}–{stop - 1} of axis {axis} of the output"
+                worst[number] = replace(test, what=description, where="" if test.ok else source)
     yield from worst.values()
 
 
@@ -59,9 +59,9 @@ def _masked(setting: Setting, axis: int, start: int, stop: int) -> Setting:
     """Return the pass whose output gradient is zero outside a block, with the rounding of that pass."""
     gradients = []
     for gradient in setting.gradients:
-        kept = torch.zeros_like(gradient)
-        kept.narrow(axis, start, stop - start).copy_(gradient.narrow(axis, start, stop - start))
-        gradients.append(kept)
+        masked = torch.zeros_like(gradient)
+        masked.narrow(axis, start, stop - start).copy_(gradient.narrow(axis, start, stop - start))
+        gradients.append(masked)
     made = sampled_pass(setting.function, setting.function.values, gradients)
     noise = replace(setting.noise, grads=made.deviations)
     return replace(setting, gradients=tuple(gradients), grads=made.grads, noise=noise)

@@ -122,12 +122,12 @@ class Check:
         if not self.tests:
             message = f"Nothing about the backward of {self.function} could be tested."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message)
-        told = f"{len(self.tests)} tests on {len(self.inputs)} gradients hold to the noise of {self.precision}"
+        summary = f"{len(self.tests)} tests on {len(self.inputs)} gradients hold to the noise of {self.precision}"
         if self.blind or not self.ok:
             which = ", ".join(f"d{name}" for name in self.blind)
-            message = f"{told}; a wrong factor in {which} would not have been seen."
+            message = f"{summary}; a wrong factor in {which} would not have been seen."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence)
-        return Verdict(status=Verdict.VERIFIED, message=f"{told}; {self.unseen}.", evidence=evidence)
+        return Verdict(status=Verdict.VERIFIED, message=f"{summary}; {self.unseen}.", evidence=evidence)
 
     @property
     def unseen(self) -> str:
@@ -152,10 +152,10 @@ class Check:
         return tuple(sorted(self.tests, key=lambda test: -test.worst)[:1])
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        found = record_of(self, "function inputs device precision ok conclusive verdict badge failures tests")
-        found["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
-        return found | record_of(self, "untested notes noise seconds reference errors precision_notes sensitivity")
+        """Return plain data, for JSON."""
+        fields = record_of(self, "function inputs device precision ok conclusive verdict badge failures tests")
+        fields["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
+        return fields | record_of(self, "untested notes noise seconds reference errors precision_notes sensitivity")
 
     def __str__(self) -> str:
         verdict = self.verdict
@@ -214,18 +214,18 @@ class Check:
 
     def _failed(self, name: str) -> list[str]:
         every = [test for test in self.failures if name in test.gradients]
-        mine = list({test.what: test for test in reversed(every)}.values())[::-1]
-        located = next((test.where for test in mine if "each tile" in test.what), "")
+        own_tests = list({test.what: test for test in reversed(every)}.values())[::-1]
+        located = next((test.where for test in own_tests if "each tile" in test.what), "")
         lines = [f"  d{name}:" + (f" wrong at {located}" if located else "")]
-        for test in mine[:_SHOWN]:
+        for test in own_tests[:_SHOWN]:
             lines.append(f"    fails: {test.what}")
             lines.append(
                 f"      off by {test.residual:.2g}, rounding explains {test.limit:.1g}; {test.where or 'everywhere'}"
             )
             if test.meaning:
                 lines.append(f"      {test.meaning}")
-        if len(mine) > _SHOWN:
-            lines.append(f"    and {len(mine) - _SHOWN} more")
+        if len(own_tests) > _SHOWN:
+            lines.append(f"    and {len(own_tests) - _SHOWN} more")
         return lines
 
 

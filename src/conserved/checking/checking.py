@@ -58,7 +58,7 @@ def check(
     arguments: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Check:
-    """Is the backward of this function right?
+    """Check whether the backward pass of a function is right, without a reference.
 
     Symmetries of the forward are found by moving the inputs; each implies an identity that one backward pass is held
     to. Then come relations every right backward obeys, and gradients along chosen directions. Nothing is compared with
@@ -98,33 +98,36 @@ def check(
 
 
 def _repeats(function: NumericalFunction) -> NumericalFunction:
-    """The function, if two calls with one seed agree; otherwise a sentence."""
+    """Return the function, if two calls with one seed agree; otherwise a sentence."""
     first, second = (function.outputs(function.values) for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        if one.shape != other.shape:
+    for first_value, other in zip(first, second, strict=True):
+        if first_value.shape != other.shape:
             raise UncheckableError(
-                f"{function.title} returns {tuple(one.shape)} and then {tuple(other.shape)} on the same inputs."
+                f"{function.title} returns {tuple(first_value.shape)} and then {tuple(other.shape)} on the same inputs."
             )
-        size = rms(one) or 1.0
-        if rms(wide(one) - wide(other)) > max(_RANDOM[0], _RANDOM[1] * UNIT[one.dtype]) * size:
+        size = rms(first_value) or 1.0
+        if rms(wide(first_value) - wide(other)) > max(_RANDOM[0], _RANDOM[1] * UNIT[first_value.dtype]) * size:
             raise UncheckableError(
                 f"{function.title} is random: two calls on the same inputs from the same seed differ by "
-                f"{rms(wide(one) - wide(other)) / size:.0%}. Fix its random numbers, or pass them in."
+                f"{rms(wide(first_value) - wide(other)) / size:.0%}. Fix its random numbers, or pass them in."
             )
     return function
 
 
 def _generic(function: NumericalFunction) -> NumericalFunction:
-    """The function at inputs none of which is constant: a backward that forgets a gain of one would pass otherwise."""
+    """Return the function at inputs none of which is constant.
+
+    A backward that forgets a gain of one would pass otherwise.
+    """
     values = list(function.values)
     drawn = []
     generator = torch.Generator().manual_seed(function.seed + 3)
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
             noise = torch.rand(value.shape, generator=generator).to(value.device).double() + 0.5
             level = float(value.flatten()[0])
-            values[place] = (noise * level if level else 0.5 * (noise - 1)).to(value.dtype)
-            drawn.append(function.names[place])
+            values[index] = (noise * level if level else 0.5 * (noise - 1)).to(value.dtype)
+            drawn.append(function.names[index])
     if not drawn:
         return function
     try:
@@ -138,26 +141,28 @@ def _generic(function: NumericalFunction) -> NumericalFunction:
 
 
 def _gradients_of(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
-    """Random output gradients, in half precision of a size that keeps the gradients away from the smallest numbers."""
+    """Return random output gradients, in half precision of a size that keeps the gradients away from the smallest
+    numbers.
+    """
     generator = torch.Generator().manual_seed(seed + 11)
     outs = function.outputs(function.values)
-    found = []
+    gradients = []
     for out in outs:
         drawn = torch.randn(out.shape, generator=generator)
         if out.numel() == 1:
             drawn = drawn.abs() + 0.5
-        found.append(drawn.to(out.device, out.dtype))
+        gradients.append(drawn.to(out.device, out.dtype))
     if function.precision is torch.float16 or any(out.dtype is torch.float16 for out in outs):
-        _, grads = function.gradients(function.values, found)
+        _, grads = function.gradients(function.values, gradients)
         sizes = [rms(grad) for grad in grads if grad is not None]
         small = min((size for size in sizes if size > 0), default=1.0)
         power = min(max(0, round(-torch.tensor(small).log2().item())), 8)
-        found = [gradient * 2.0**power for gradient in found]
-    return tuple(found)
+        gradients = [gradient * 2.0**power for gradient in gradients]
+    return tuple(gradients)
 
 
 def _setting(function: NumericalFunction, gradients: tuple[Tensor, ...], seed: int, deadline: float) -> Setting:
-    """One pass of the function with its noise."""
+    """Return one pass of the function with its noise."""
     outs, grads = function.gradients(function.values, gradients)
     noise = measure_noise(function, gradients)
     return Setting(
@@ -187,7 +192,7 @@ class _Suite:
 
 
 def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suite:
-    """Identities, relations and gradients of one form, and gradients at inputs of other kinds."""
+    """Return identities, relations and gradients of one form, and gradients at inputs of other kinds."""
     function = setting.function
     scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
     setting = replace(setting, telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names))
@@ -237,7 +242,8 @@ def _by_reference(given: Setting, reference: Setting, form: FunctionForm) -> _Su
 
 
 def _to_rounding(test: Tested, unit: float) -> Tested:
-    """A failed test of the reference form, held to the rounding of the given one if it is no further off than that.
+    """Return a failed test of the reference form, held to the rounding of the given one if it is no further off than
+    that.
 
     A backward that rounds to bfloat16 on purpose does so in float64 too; in bfloat16 it is as precise as it can be.
     """
@@ -291,23 +297,23 @@ def _without_vanishing(given: Setting, tests: Sequence[Tested]) -> tuple[list[Te
     """
     failed = {name for test in tests if not test.ok and test.method is not Method.PRESENCE for name in test.gradients}
     vanishing = []
-    for place, name in enumerate(given.function.names):
-        grad = given.grads[place]
+    for index, name in enumerate(given.function.names):
+        grad = given.grads[index]
         if name not in failed or grad is None or not bool(torch.isfinite(grad).all()):
             continue
-        lost = lost_to_rounding(given, place, given.function.values, given.gradients)
-        if rms(grad) <= lost and not any(has_derivative(given.function, place, given.seed) or (True,)):
+        lost = lost_to_rounding(given, index, given.function.values, given.gradients)
+        if rms(grad) <= lost and not any(has_derivative(given.function, index, given.seed) or (True,)):
             vanishing.append(name)
-    kept = [test for test in tests if test.ok or not set(test.gradients) <= set(vanishing)]
+    retained = [test for test in tests if test.ok or not set(test.gradients) <= set(vanishing)]
     notes = [
         f"the gradient of {name} is rounding: outputs do not move with it. Give inputs at which they do."
         for name in vanishing
     ]
-    return kept, notes
+    return retained, notes
 
 
 def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The output gradients that the caller gave."""
+    """Return the output gradients that the caller gave."""
     outs = function.outputs(function.values)
     if len(grad) != len(outs):
         raise UncheckableError(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
@@ -321,21 +327,21 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
 
 
 def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
-    """A gradient that arrives is finite; one that does not arrive is not needed."""
+    """Return a gradient that arrives is finite; one that does not arrive is not needed."""
     tests: list[Tested] = []
     untested: dict[str, list[str]] = {}
-    for place, name in enumerate(setting.function.names):
-        grad = setting.grads[place]
+    for index, name in enumerate(setting.function.names):
+        grad = setting.grads[index]
         if grad is None:
-            needed = any(has_derivative(setting.function, place, setting.seed) or ())
-            what = "the gradient arrives where the output depends on the input"
+            needed = any(has_derivative(setting.function, index, setting.seed) or ())
+            description = "the gradient arrives where the output depends on the input"
             if needed:
                 meaning = f"{name} changes the output, and its backward returns None: detached, or left out"
                 tests.append(
                     Tested(
                         gradients=(name,),
                         method=Method.PRESENCE,
-                        what=what,
+                        what=description,
                         residual=1.0,
                         limit=0.0,
                         worst=float("inf"),
@@ -349,7 +355,7 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
                     Tested(
                         gradients=(name,),
                         method=Method.PRESENCE,
-                        what=what,
+                        what=description,
                         residual=0.0,
                         limit=0.0,
                         worst=0.0,
@@ -381,13 +387,13 @@ def _place_of(grad: Tensor) -> str:
 
 
 def _overwrites(setting: Setting) -> list[str]:
-    """A note if the backward writes into the output gradient it is given, which others may still need."""
+    """Return a note if the backward writes into the output gradient it is given, which others may still need."""
     function = setting.function
-    kept = [gradient.clone() for gradient in setting.gradients]
+    copies = [gradient.clone() for gradient in setting.gradients]
     with torch.enable_grad():
         leaves = [value.detach().clone().requires_grad_() for value in function.values]
         outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
-        live = [(outs[place], gradient) for place, gradient in zip(function.differentiable, kept, strict=True)]
+        live = [(outs[index], gradient) for index, gradient in zip(function.differentiable, copies, strict=True)]
         torch.autograd.grad([out for out, _ in live], leaves, [gradient for _, gradient in live], allow_unused=True)
     written = [
         name
@@ -399,7 +405,7 @@ def _overwrites(setting: Setting) -> list[str]:
         "something else there."
         for name in written
     ]
-    if all(torch.equal(gradient, before) for gradient, before in zip(kept, setting.gradients, strict=True)):
+    if all(torch.equal(gradient, before) for gradient, before in zip(copies, setting.gradients, strict=True)):
         return notes
     return [
         *notes,

@@ -38,22 +38,22 @@ def compare(
     rounds single precision to ten bits inside, where the first did not.
     """
     function = setting.function
-    for place in range(len(function.names)) if places is None else places:
-        right, found = expected[place], got[place]
-        if right is None and found is None:
+    for index in range(len(function.names)) if places is None else places:
+        right, actual = expected[index], got[index]
+        if right is None and actual is None:
             continue
-        name = function.names[place]
-        if right is None or found is None:
-            missing = torch.zeros_like(function.values[place]) if right is None else right
-            found, right = (missing * 0 if found is None else found), missing
-        deviation = (setting.noise.grads if noise is None else noise)[place]
-        size = by_row(wide(setting.grads[place]).square()).sqrt().mean() if setting.grads[place] is not None else 0.0  # type: ignore[arg-type]
-        floor = 8 * setting.noise.unit * setting.noise.response[place] * float(size)
+        name = function.names[index]
+        if right is None or actual is None:
+            missing = torch.zeros_like(function.values[index]) if right is None else right
+            actual, right = (missing * 0 if actual is None else actual), missing
+        deviation = (setting.noise.grads if noise is None else noise)[index]
+        size = by_row(wide(setting.grads[index]).square()).sqrt().mean() if setting.grads[index] is not None else 0.0  # type: ignore[arg-type]
+        floor = 8 * setting.noise.unit * setting.noise.response[index] * float(size)
         spread = (
-            torch.zeros((), device=found.device, dtype=torch.float64) if deviation is None or exactly else deviation
+            torch.zeros((), device=actual.device, dtype=torch.float64) if deviation is None or exactly else deviation
         )
-        unit = max(setting.noise.unit, _tensor_core_unit(found)) if other_kernel else setting.noise.unit
-        gap = gap_between(found, right, spread, unit, floor)
+        unit = max(setting.noise.unit, _tensor_core_unit(actual)) if other_kernel else setting.noise.unit
+        gap = gap_between(actual, right, spread, unit, floor)
         yield _judged(setting, name, what, gap, factor=factor, meaning=meaning)
 
 
@@ -71,8 +71,8 @@ def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, m
     if test.ok:
         return test
     bad = gap.ratio > 1
-    told = pattern_meaning(name, bad, gap.got, gap.expected, setting.shapes)
-    return replace(test, where=where(bad), meaning="; ".join(part for part in (told, meaning) if part))
+    pattern = pattern_meaning(name, bad, gap.got, gap.expected, setting.shapes)
+    return replace(test, where=where(bad), meaning="; ".join(part for part in (pattern, meaning) if part))
 
 
 def _tensor_core_unit(tensor: Tensor) -> float:

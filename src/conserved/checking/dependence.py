@@ -45,10 +45,10 @@ def part_of(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
     return tensor.narrow(axis, start, stop - start).clone(memory_format=torch.contiguous_format)
 
 
-def changed(setting: Setting, place: int, axis: int, start: int, stop: int) -> Values | None:
-    """The outputs after the entries of one input from `start` to `stop` have been replaced."""
+def changed(setting: Setting, index: int, axis: int, start: int, stop: int) -> Values | None:
+    """Return the outputs after the entries of one input from `start` to `stop` have been replaced."""
     values = [value.detach().clone() for value in setting.function.values]
-    part = values[place].narrow(axis, start, stop - start)
+    part = values[index].narrow(axis, start, stop - start)
     # Smaller and of the same sign: logarithms of decays must stay negative, and probabilities below one. Neighbouring
     # entries change by different factors, because a norm does not see a common one.
     eighths = torch.arange(part.numel(), device=part.device).mul_(5).remainder_(4).add_(3).reshape(part.shape)
@@ -56,16 +56,18 @@ def changed(setting: Setting, place: int, axis: int, start: int, stop: int) -> V
     if not bool(part.any()):
         part.fill_(0.5)
     try:
-        found = setting.function.outputs(values)
+        outputs = setting.function.outputs(values)
     except Exception:  # a kernel may refuse inputs in any way it likes
         return None
-    if any(a.shape != b.shape for a, b in zip(found, setting.outs, strict=True)):
+    if any(a.shape != b.shape for a, b in zip(outputs, setting.outs, strict=True)):
         return None
-    return found if all(bool(torch.isfinite(out).all()) for out in found) else None
+    return outputs if all(bool(torch.isfinite(out).all()) for out in outputs) else None
 
 
 def untouched(setting: Setting, left: Tensor, right: Tensor) -> bool:
-    """Whether a part of an output is the same bit by bit, or, of a function that never repeats itself, nearly so."""
+    """Return whether a part of an output is the same bit by bit, or, of a function that never repeats itself, nearly
+    so.
+    """
     return torch.equal(left, right) or (not setting.repeats and same(setting, left, right))
 
 
@@ -80,7 +82,7 @@ def same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None
 
 
 def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
-    """Axes of the outputs along which the function takes parts apart, each with a few places to cut."""
+    """Return axes of the outputs along which the function takes parts apart, each with a few places to cut."""
     result: list[Cut] = []
     first = setting.outs[0]
     for axis in range(first.ndim):
@@ -121,7 +123,7 @@ def cut_places(setting: Setting, size: int) -> list[int]:
         return [max(1, size // 2)]
     tile = max(power for power in (4, 8, 16, 32, 64, 128) if power < size)
     options = [size - 1, tile + 1, max(1, size // 2 - 1)]
-    return [place for number, place in enumerate(options) if 0 < place < size and place not in options[:number]]
+    return [index for number, index in enumerate(options) if 0 < index < size and index not in options[:number]]
 
 
 def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
@@ -137,18 +139,18 @@ def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> 
     out_cut = min(max(1, round(share * common / size)), common - 1) * (size // common)
     parts: list[Follows] = []
     known = True
-    for place, shape in enumerate(shapes):
+    for index, shape in enumerate(shapes):
         for axis in sorted(range(len(shape)), key=lambda axis: (axis != first, axis)):
             count = shape[axis]
             grouped = axis == first and len(shape) == rank and count in fewer and size % count == 0
-            whole = count == size or grouped
-            if count < 2 or not whole or out_cut * count % size:
+            complete = count == size or grouped
+            if count < 2 or not complete or out_cut * count % size:
                 continue
-            later = changed(setting, place, axis, out_cut * count // size, count)
+            later = changed(setting, index, axis, out_cut * count // size, count)
             known &= later is not None
             if later is None:
                 continue
-            chosen = _follows(setting, place, axis, out_cut * count // size, out_axes, out_cut, later)
+            chosen = _follows(setting, index, axis, out_cut * count // size, out_axes, out_cut, later)
             if chosen is not None:
                 parts.append(chosen)
                 break
@@ -158,7 +160,7 @@ def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> 
 
 
 def _follows(
-    setting: Setting, place: int, axis: int, cut: int, out_axes: Sequence[int], out_cut: int, later: Values
+    setting: Setting, index: int, axis: int, cut: int, out_axes: Sequence[int], out_cut: int, later: Values
 ) -> Follows | None:
     for number, (out, before) in enumerate(zip(later, setting.outs, strict=True)):
         along = out_axes[number]
@@ -166,7 +168,7 @@ def _follows(
             return None
     if all(untouched(setting, out, before) for out, before in zip(later, setting.outs, strict=True)):
         return None
-    earlier = changed(setting, place, axis, 0, cut)
+    earlier = changed(setting, index, axis, 0, cut)
     local = earlier is not None and all(
         untouched(
             setting,
@@ -175,4 +177,4 @@ def _follows(
         )
         for number, (out, before) in enumerate(zip(earlier, setting.outs, strict=True))
     )
-    return Follows(place=place, axis=axis, cut=cut, local=local)
+    return Follows(place=index, axis=axis, cut=cut, local=local)

@@ -86,30 +86,33 @@ def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Te
     """
     line = best_precision(setting)
     precision_name = str(line.precision)[6:]
-    found: list[Tested] = []
+    tests: list[Tested] = []
     useless: list[str] = []
-    for place, name in enumerate(setting.function.names):
-        if setting.grads[place] is None:
+    for index, name in enumerate(setting.function.names):
+        if setting.grads[index] is None:
             continue
         counted = 0
-        for direction in _directions(setting, place, blocks=blocks):
+        for direction in _directions(setting, index, blocks=blocks):
             if setting.late:
                 useless.append("directional derivatives were cut short: the time allowed was used up")
-                return found, useless
+                return tests, useless
             made = [test for test in _tests(setting, line, direction, precision_name) if test is not None]
-            found += made
+            tests += made
             counted += len(made)
-        if any(not test.ok and name in test.gradients for test in found) and not setting.late:
-            found += _tiles(setting, line, place, precision_name)
+        if any(not test.ok and name in test.gradients for test in tests) and not setting.late:
+            tests += _tiles(setting, line, index, precision_name)
         if not counted:
             useless.append(f"the derivative along {name} is lost in the noise of the function in {precision_name}")
-    return found, useless
+    return tests, useless
 
 
-def _tiles(setting: Setting, line: _Line, place: int, precision_name: str) -> list[Tested]:
-    """Which tiles of a wrong gradient are wrong: along every long axis, the derivative along each tile by itself."""
-    name, shape = setting.function.names[place], setting.function.values[place].shape
-    value = wide(setting.function.values[place])
+def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> list[Tested]:
+    """Return which tiles of a wrong gradient are wrong.
+
+    Along every long axis, the derivative along each tile by itself.
+    """
+    name, shape = setting.function.names[index], setting.function.values[index].shape
+    value = wide(setting.function.values[index])
     generator = torch.Generator(value.device).manual_seed(setting.seed + 7)
     result: list[Tested] = []
     for axis, length in enumerate(shape):
@@ -125,7 +128,7 @@ def _tiles(setting: Setting, line: _Line, place: int, precision_name: str) -> li
             signs = torch.randint(2, value.shape, generator=generator, device=value.device).double() * 2 - 1
             lying = [length if other == axis else 1 for other in range(value.ndim)]
             test = _test(
-                setting, line, _Direction(place=place, along=signs * mask.view(lying), name="a tile"), precision_name
+                setting, line, _Direction(place=index, along=signs * mask.view(lying), name="a tile"), precision_name
             )
             if test is not None and not test.ok:
                 wrong[start : start + width] = True
@@ -143,12 +146,12 @@ def _tiles(setting: Setting, line: _Line, place: int, precision_name: str) -> li
     return result
 
 
-def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Direction]:
-    value = wide(setting.function.values[place])
-    grad = setting.grads[place]
+def _directions(setting: Setting, position: int, *, blocks: bool) -> Iterator[_Direction]:
+    value = wide(setting.function.values[position])
+    grad = setting.grads[position]
     assert grad is not None
     steep = wide(grad)
-    generator = torch.Generator(value.device).manual_seed(setting.seed + 101 + place)
+    generator = torch.Generator(value.device).manual_seed(setting.seed + 101 + position)
     size = by_row(value.square()).sqrt().expand_as(value).clamp_min(0.1 * rms(value) or 1.0)
 
     def random() -> Tensor:
@@ -159,14 +162,14 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
     aligned = steep / lean.clamp_min(float(lean.max()) * 1e-3 + 1e-300) * size
     aligned = aligned.clamp(-3 * size, 3 * size)
     if float(steep.abs().max()) > 0:
-        yield _Direction(place=place, along=aligned, name="the gradient itself", aligned=True)
+        yield _Direction(place=position, along=aligned, name="the gradient itself", aligned=True)
         # Entries near zero stay on their side of it, where a root or a logarithm is steep.
         near = torch.sign(aligned) * torch.minimum(aligned.abs(), value.abs())
         if not torch.equal(near, aligned) and float((near * steep).abs().max()) > 0:
             name = "the gradient, no entry moving by more than itself"
-            yield _Direction(place=place, along=near, name=name, aligned=True)
+            yield _Direction(place=position, along=near, name=name, aligned=True)
     for _ in range(3):
-        yield _Direction(place=place, along=random(), name="a random direction")
+        yield _Direction(place=position, along=random(), name="a random direction")
     if not blocks:
         return
     for axis in range(value.ndim):
@@ -185,7 +188,7 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
             shape[axis] = length
             span = f"index {start} of axis {axis}" if stop == start + 1 else f"{start}–{stop - 1} of axis {axis}"
             mixture = (random() + aligned).clamp(-2 * size, 2 * size)
-            yield _Direction(place=place, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
+            yield _Direction(place=position, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
 
 
 def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Iterator[Tested | None]:
@@ -222,11 +225,11 @@ def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: 
 
 
 def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> Tested | None:
-    place = direction.place
+    index = direction.place
     summed = direction.aligned or direction.matched
     if gap.scale == 0 or not gap.converged or (summed and gap.limit > _USEFUL * gap.scale) or gap.error > 4 * gap.scale:
         return None
-    name = setting.function.names[place]
+    name = setting.function.names[index]
     test = Tested(
         gradients=(name,),
         method=Method.DERIVATIVE,
@@ -248,7 +251,10 @@ def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precisi
 
 
 def _smallest(direction: _Direction, gap: DerivativeGap) -> float:
-    """The relative error, spread over all entries, that would have failed; a direction of a block says nothing."""
+    """Return the relative error, spread over all entries, that would have failed.
+
+    A direction of a block says nothing.
+    """
     if direction.where != "everywhere":
         return float("inf")
     size = abs(gap.expected) if direction.aligned or direction.matched else gap.size

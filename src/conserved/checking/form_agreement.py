@@ -93,20 +93,20 @@ def differences(
     count = len(values)
     step = step_of(function)
     points = nearby([*values, *gradients], step, function.seed + seed)
-    mine: list[list[Tensor | None]] = [[] for _ in values]
+    own: list[list[Tensor | None]] = [[] for _ in values]
     reference: list[list[Tensor | None]] = [[] for _ in values]
     for point in points:
         grads = function.gradients(point[:count], point[count:])[1]
         right = form.gradients(point[:count], point[count:])
-        for place in range(count):
-            mine[place].append(grads[place])
-            reference[place].append(right[place])
+        for index in range(count):
+            own[index].append(grads[index])
+            reference[index].append(right[index])
     spread = _instability(given, form, values, gradients)
     result: list[Difference | None] = []
-    for place in range(count):
+    for index in range(count):
         pairs = [
             _in_range(wide(a), wide(b), a.dtype)
-            for a, b in zip(mine[place], reference[place], strict=True)
+            for a, b in zip(own[index], reference[index], strict=True)
             if a is not None and b is not None
         ]
         # Nearby points may lie outside of the domain, as of an inverse sine near one.
@@ -123,7 +123,7 @@ def differences(
                 unit=given.noise.unit,
                 persistence=rms(torch.stack(gaps).mean(0)) / (rms(torch.stack(gaps)) or 1.0),
                 # A draw outside of the domain says nothing.
-                unstable=spread[place].nan_to_num(0.0, 0.0, 0.0),
+                unstable=spread[index].nan_to_num(0.0, 0.0, 0.0),
             )
         )
     return result
@@ -154,49 +154,49 @@ def _instability(
             for x in exact
         ]
         typed = [wide(v).to(kind) for v, kind in zip(gradients, form.out_types, strict=True)]
-        for place, grad in enumerate(form.function.gradients(moved, typed)[1]):
-            before = middle[place]
+        for index, grad in enumerate(form.function.gradients(moved, typed)[1]):
+            before = middle[index]
             if grad is not None and before is not None:
-                total[place] = total[place] + by_row((wide(grad) - wide(before)).square()) / _DRAWS
+                total[index] = total[index] + by_row((wide(grad) - wide(before)).square()) / _DRAWS
     return [square.sqrt() for square in total]
 
 
 def agreement_tests(
     given: Setting, form: FunctionForm, values: Sequence[Tensor], gradients: Sequence[Tensor], *, at: str = ""
 ) -> Iterator[Tested]:
-    """A test for each input whether the given form has the reference form's gradient.
+    """Yield a test for each input whether the given form has the reference form's gradient.
 
     At the inputs that were given it is compared by entry and by block. At others (`at` says which) only as a whole:
     where a function is saturated, rounding sits in few entries and their deviation is not known.
     """
-    for place, difference in enumerate(differences(given, form, values, gradients)):
+    for index, difference in enumerate(differences(given, form, values, gradients)):
         if difference is None:
             continue
-        name = given.function.names[place]
+        name = given.function.names[index]
         precision = str(given.function.precision)[6:]
-        what = f"the gradient in {precision} is that of the function in {form.words}{at}, up to rounding"
+        description = f"the gradient in {precision} is that of the function in {form.words}{at}, up to rounding"
         if at:
-            lost = lost_to_rounding(given, place, values, gradients)
-            test = _whole(given, difference, name, what, _natural(given, place, gradients), lost)
+            lost = lost_to_rounding(given, index, values, gradients)
+            test = _whole(given, difference, name, description, _natural(given, index, gradients), lost)
             if test.limit <= _USEFUL:
                 yield test
         else:
-            yield _entries(given, difference, name, what)
-            yield from _blocks(given, difference, name, what)
+            yield _entries(given, difference, name, description)
+            yield from _blocks(given, difference, name, description)
 
 
-def _natural(given: Setting, place: int, gradients: Sequence[Tensor]) -> float:
+def _natural(given: Setting, index: int, gradients: Sequence[Tensor]) -> float:
     """Return the size that a gradient has for output gradients like these at the inputs that were given.
 
     Where a function is saturated its gradient is a small difference of large numbers (1 − tanh²), and rounding of these
     is relative to them.
     """
-    grad = given.grads[place]
+    grad = given.grads[index]
     before = sum(rms(gradient) for gradient in given.gradients)
     return 0.0 if grad is None or not before else rms(grad) * sum(rms(gradient) for gradient in gradients) / before
 
 
-def lost_to_rounding(given: Setting, place: int, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
+def lost_to_rounding(given: Setting, index: int, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
     """Return the size below which a gradient is rounding of the terms of its sum, as in a saturated softmax.
 
     An input that carries the outputs has ⟨G, x⟩ = ⟨dout, out⟩; a far smaller gradient is a difference of such terms.
@@ -205,11 +205,11 @@ def lost_to_rounding(given: Setting, place: int, values: Sequence[Tensor], gradi
         float((wide(out) * wide(gradient)).square().sum())
         for out, gradient in zip(given.function.outputs(values), gradients, strict=True)
     )
-    length = float(wide(values[place]).norm())
+    length = float(wide(values[index]).norm())
     return _BIAS * given.noise.unit * carried**0.5 / length if length else 0.0
 
 
-def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float, lost: float) -> Tested:
+def _whole(given: Setting, difference: Difference, name: str, description: str, natural: float, lost: float) -> Tested:
     """Return all entries together."""
     right = difference.expected
     limit = (
@@ -228,7 +228,7 @@ def _whole(given: Setting, difference: Difference, name: str, what: str, natural
     test = Tested(
         gradients=(name,),
         method=Method.RELATION,
-        what=what,
+        what=description,
         residual=rms(difference.mean) / scale,
         limit=allowed / scale,
         worst=worst if worst == worst else float("inf"),
@@ -237,7 +237,7 @@ def _whole(given: Setting, difference: Difference, name: str, what: str, natural
     return test if test.ok else replace(test, where="everywhere", meaning=_only_here(given, ""))
 
 
-def _entries(given: Setting, difference: Difference, name: str, what: str) -> Tested:
+def _entries(given: Setting, difference: Difference, name: str, description: str) -> Tested:
     """Return every entry by itself."""
     right = difference.expected
     size = by_row(right.square()).sqrt()
@@ -253,7 +253,7 @@ def _entries(given: Setting, difference: Difference, name: str, what: str) -> Te
     test = Tested(
         gradients=(name,),
         method=Method.RELATION,
-        what=what,
+        what=description,
         residual=difference.relative,
         limit=rms(limit.expand_as(right)) / scale,
         worst=float(ratio.nan_to_num(nan=torch.inf).max()) if ratio.numel() else 0.0,
@@ -281,7 +281,7 @@ def _smallest(limit: Tensor, right: Tensor) -> float:
     return float((allowed / size)[live].median()) if bool(live.any()) else float("inf")
 
 
-def _blocks(given: Setting, difference: Difference, name: str, what: str) -> Iterator[Tested]:
+def _blocks(given: Setting, difference: Difference, name: str, description: str) -> Iterator[Tested]:
     """Yield the same for every index of every axis: errors of a row, a head or a channel add up, rounding does not."""
     right = difference.expected
     for axis in range(right.ndim):
@@ -306,7 +306,7 @@ def _blocks(given: Setting, difference: Difference, name: str, what: str) -> Ite
         test = Tested(
             gradients=(name,),
             method=Method.RELATION,
-            what=f"{what}, for each index of axis {axis}",
+            what=f"{description}, for each index of axis {axis}",
             residual=difference.relative,
             limit=rms(limit) / (rms(right) or 1.0),
             worst=float(ratio.max()),

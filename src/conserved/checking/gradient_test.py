@@ -64,9 +64,9 @@ class Tested:
         return status(self.worst, 1.0, tested=True, nearly=False) is Status.VERIFIED
 
     def record(self) -> dict[str, Any]:
-        """Plain data."""
-        found = record_of(self, "gradients method what ok residual limit worst sees_factor smallest where meaning")
-        return found | {name: None for name in ("worst", "smallest") if not getattr(self, name) < float("inf")}
+        """Return plain data."""
+        fields = record_of(self, "gradients method what ok residual limit worst sees_factor smallest where meaning")
+        return fields | {name: None for name in ("worst", "smallest") if not getattr(self, name) < float("inf")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ class Gap:
     @property
     def ratio(self) -> Tensor:
         """The difference over its limit; infinite where something is not a number."""
-        found = self.difference.abs() / self.limit.clamp_min(1e-300)
-        return torch.where(torch.isfinite(found), found, torch.full_like(found, float("inf")))
+        ratios = self.difference.abs() / self.limit.clamp_min(1e-300)
+        return torch.where(torch.isfinite(ratios), ratios, torch.full_like(ratios, float("inf")))
 
     @property
     def worst(self) -> float:
@@ -95,15 +95,15 @@ class Gap:
     def entry(self) -> float:
         """The largest difference of an entry over the size of its row and that of all entries."""
         size = by_row(self.expected.square()).sqrt() + self.expected.square().mean().sqrt()
-        found = float((self.difference.abs() / size.clamp_min(1e-300)).max()) if self.got.numel() else 0.0
-        return found if found == found else float("inf")
+        largest = float((self.difference.abs() / size.clamp_min(1e-300)).max()) if self.got.numel() else 0.0
+        return largest if largest == largest else float("inf")
 
     @property
     def residual(self) -> float:
         """The difference over the size of what was expected."""
         size = float(self.expected.norm()) or float(self.got.norm()) or 1.0
-        found = float(self.difference.norm()) / size
-        return found if found == found else float("inf")
+        relative = float(self.difference.norm()) / size
+        return relative if relative == relative else float("inf")
 
     @property
     def allowed(self) -> float:
@@ -113,7 +113,9 @@ class Gap:
 
 
 def gap_between(got: Tensor, expected: Tensor, deviation: Tensor, unit: float, floor: float = 0.0) -> Gap:
-    """The gap between a gradient and what it should be, against the noise of its rows and the rounding of its size."""
+    """Return the gap between a gradient and what it should be, against the noise of its rows and the rounding of its
+    size.
+    """
     right = wide(expected)
     size = by_row(right.square()).sqrt()
     limit = NOISE * deviation + ROUNDING * unit * (size + right.abs()) + floor

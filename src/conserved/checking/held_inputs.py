@@ -18,19 +18,19 @@ def hold_discrete_inputs(function: NumericalFunction) -> NumericalFunction:
     outs = function.outputs(function.values)
     _, grads = function.gradients(function.values, [torch.ones_like(out) for out in outs])
     places = [
-        place
-        for place, grad in enumerate(grads)
+        index
+        for index, grad in enumerate(grads)
         if grad is None
-        and not any(has_derivative(function, place, function.seed) or (True,))
-        and _jumps(function, place)
+        and not any(has_derivative(function, index, function.seed) or (True,))
+        and _jumps(function, index)
     ]
     return hold(function, places, "no gradient arrives and outputs jump where it moves")
 
 
-def _jumps(function: NumericalFunction, place: int) -> bool:
+def _jumps(function: NumericalFunction, index: int) -> bool:
     """Return whether outputs change when one input is made smaller."""
     values = list(function.values)
-    values[place] = (0.5 * wide(values[place])).to(values[place].dtype)
+    values[index] = (0.5 * wide(values[index])).to(values[index].dtype)
     try:
         moved = function.outputs(values)
     except Exception:  # a kernel may refuse inputs in any way it likes

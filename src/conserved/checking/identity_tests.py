@@ -29,14 +29,19 @@ have: of 16 normal numbers it exceeds 4 once in 10⁴⁰."""
 
 
 def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> list[Tested]:
-    """One test for each symmetry whose inputs have a gradient; in half precision another for all its coordinates."""
+    """Return one test for each symmetry whose inputs have a gradient.
+
+    In half precision another for all its coordinates.
+    """
     chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
     together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE else []
     return [*(_test(setting, symmetry) for symmetry in chosen), *(test for test in together if test is not None)]
 
 
 def test_together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
-    """Whether the residuals of all coordinates are rounding: one row left out of a sum moves all of them a little.
+    """Return whether the residuals of all coordinates are rounding.
+
+    One row left out of a sum moves all of them a little.
 
     Rounding of a leg has the measured variance, and its sum may be off by one more rounding in one direction.
     """
@@ -96,7 +101,7 @@ def _terms(setting: Setting, symmetry: ProbedSymmetry, leg: TensorLeg) -> tuple[
 
 
 def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor]]:
-    """Both sides of the identity with what rounding allows between them, and what each leg adds."""
+    """Return both sides of the identity with what rounding allows between them, and what each leg adds."""
     parts, variances, squares = zip(*(_terms(setting, symmetry, leg) for leg in symmetry.legs), strict=True)
     total = torch.stack(parts).sum(0)
     variance = torch.stack(variances).sum(0)
@@ -117,7 +122,10 @@ def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor
 
 
 def _output_size(setting: Setting, count: int) -> float:
-    """The size of ⟨dout, out⟩ that falls on each of so many coordinates: what moves if a symmetry nearly holds."""
+    """Return the size of ⟨dout, out⟩ that falls on each of so many coordinates.
+
+    What moves if a symmetry nearly holds.
+    """
     squares = sum(
         float((wide(out).square() * wide(gradient).square()).sum())
         for out, gradient in zip(setting.outs, setting.gradients, strict=True)
@@ -170,8 +178,8 @@ def _meaning(setting: Setting, symmetry: ProbedSymmetry, parts: Sequence[Tensor]
     if len(legs) == 2:
         value = factor(parts[0], -parts[1])
         if value is not None and abs(value) > 1e-6:
-            one, other = legs[0].name, legs[1].name
-            return f"either {factor_meaning(one, value, shapes)}, or {factor_meaning(other, 1 / value, shapes)}"
+            first, other = legs[0].name, legs[1].name
+            return f"either {factor_meaning(first, value, shapes)}, or {factor_meaning(other, 1 / value, shapes)}"
         return f"d{legs[0].name} and d{legs[1].name} do not belong to the same scores"
     if len(legs) == 1 and symmetry.group is Group.TRANSLATION:
         return (
@@ -201,5 +209,5 @@ def statement(symmetry: ProbedSymmetry) -> str:
         Group.ROTATION: " (antisymmetric part)",
     }[symmetry.group]
     axes = ", ".join(map(str, symmetry.legs[0].axes))
-    place = f" for each index of axes {axes} of {symmetry.legs[0].name}" if axes else ""
-    return f"{' + '.join(sides[False])} = {right}{kind}{place}"
+    scope = f" for each index of axes {axes} of {symmetry.legs[0].name}" if axes else ""
+    return f"{' + '.join(sides[False])} = {right}{kind}{scope}"

@@ -17,7 +17,8 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_leaves, tree_map
+
+from conserved._torch_compat import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 
 def is_jax_array(value: Any) -> bool:
@@ -44,14 +45,14 @@ def torch_form(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = torch.utils._pytree.tree_flatten((args, kwargs))
+        leaves, structure = tree_flatten((args, kwargs))
         indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
         def of_arrays(*arrays: Any) -> list[Any]:
             given = [_array(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             for index, array in zip(indices, arrays, strict=True):
                 given[index] = array
-            positional, named = torch.utils._pytree.tree_unflatten(given, structure)
+            positional, named = tree_unflatten(given, structure)
             return _inexact(fn(*positional, **named))
 
         outputs = _JaxFunction.apply(of_arrays, *(leaves[index] for index in indices))

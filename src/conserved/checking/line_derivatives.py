@@ -152,8 +152,8 @@ def line_through(
                 for new, value, along in zip(moved, values, directions, strict=True)
             ]
         )
-    found = _outputs(function, values) if middle is None else middle
-    centre = None if found is None else [wide(out) for out in found]
+    outputs = _outputs(function, values) if middle is None else middle
+    centre = None if outputs is None else [wide(out) for out in outputs]
     if centre is None or any(out.shape != before.shape for out, before in zip(points[0], centre, strict=True)):
         return None
     every = list(zip(*points, centre, noise, strict=True))
@@ -172,7 +172,7 @@ def line_through(
     )
 
 
-def has_derivative(function: NumericalFunction, place: int, seed: int) -> tuple[bool, ...] | None:
+def has_derivative(function: NumericalFunction, index: int, seed: int) -> tuple[bool, ...] | None:
     """Return, by output, whether it changes in proportion to a small move of one input, beyond its rounding.
 
     A larger move says less: a saturated softmax changes under it although its derivative is zero, and so does a
@@ -180,7 +180,7 @@ def has_derivative(function: NumericalFunction, place: int, seed: int) -> tuple[
     """
     own = function.values
     for values in (tuple(value.double() for value in own), own):
-        x = wide(values[place])
+        x = wide(values[index])
         generator = torch.Generator(x.device).manual_seed(seed + 307)
         signs = torch.randint(2, x.shape, generator=generator, device=x.device).double() * 2 - 1
         along = signs * x.abs().clamp_min(2.0**-4 * float(x.square().mean().sqrt()) or 1.0)
@@ -192,7 +192,7 @@ def has_derivative(function: NumericalFunction, place: int, seed: int) -> tuple[
         noise = [roundings * unit * (wide(out).abs() + wide(out).square().mean().sqrt()) for out in middle]
         lines = [
             line_through(
-                function, values, [length * along if i == place else None for i in range(len(values))], noise, middle
+                function, values, [length * along if i == index else None for i in range(len(values))], noise, middle
             )
             for length in (1.0, 2.0**-7)
         ]
@@ -212,7 +212,8 @@ def _moves(line: Line) -> list[bool]:
 
 
 def _representable(value: Tensor, along: Tensor, step: float) -> Tensor:
-    """A direction whose steps are whole spacings of half precision, so that far points are twice as far as near ones.
+    """Return a direction whose steps are whole spacings of half precision, so that far points are twice as far as near
+    ones.
 
     Otherwise the two distances differ by rounding of the inputs, which looks like truncation.
     """
@@ -299,7 +300,9 @@ def derivative_gap(
 
 
 def matched_derivatives(line: Line, outs: Sequence[Tensor], *, relative: bool) -> tuple[list[Tensor], float]:
-    """Output gradients along J u itself, in which its derivative is largest against noise; and the bias of doing so.
+    """Return output gradients along J u itself, in which its derivative is largest against noise.
+
+    And the bias of doing so.
 
     The derivative of ⟨v, f⟩ is then a sum of squares, to which output noise adds with random signs: it is known √n
     times better than along a random v. The far difference is taken, whose noise is not that of the near one; the part

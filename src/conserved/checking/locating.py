@@ -13,7 +13,7 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 
 def runs_of(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive numbers as first and last."""
+    """Return consecutive numbers as first and last."""
     result: list[tuple[int, int]] = []
     for index in indices:
         if result and index == result[-1][1] + 1:
@@ -24,7 +24,10 @@ def runs_of(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def where(bad: Tensor, axes: Sequence[str] | None = None) -> str:
-    """Which entries of a tensor are marked, axis by axis: only axes along which some entries are fine are named."""
+    """Return which entries of a tensor are marked, axis by axis.
+
+    Only axes along which some entries are fine are named.
+    """
     count = int(bad.sum())
     if count == 0:
         return ""
@@ -73,15 +76,15 @@ def factor(got: Tensor, expected: Tensor) -> float | None:
     if square == 0 or not math.isfinite(square):
         return None
     result = float((got * expected).sum()) / square
-    left = float((got - result * expected).norm())
+    remainder = float((got - result * expected).norm())
     off = float((got - expected).norm())
-    if not math.isfinite(result) or off == 0 or left > 0.1 * off:
+    if not math.isfinite(result) or off == 0 or remainder > 0.1 * off:
         return None
     return result
 
 
 def factor_meaning(name: str, value: float, shapes: Mapping[str, Sequence[int]]) -> str:
-    """A wrong factor in words, with the number it probably is."""
+    """Return a wrong factor in words, with the number it probably is."""
     if abs(value) < 1e-6:
         return f"d{name} is zero: it is never written, or its branch is detached"
     times = (
@@ -151,5 +154,5 @@ def _swapped(got: Tensor, expected: Tensor, axis: int) -> str:
     order = torch.arange(len(best), device=best.device)
     if bool((alike.max(1).values > 0.999).all()) and not bool((best == order).all()):
         moved = (best != order).nonzero().flatten().tolist()[:4]
-        return ", ".join(f"{place} holds {int(best[place])}" for place in moved)
+        return ", ".join(f"{index} holds {int(best[index])}" for index in moved)
     return ""

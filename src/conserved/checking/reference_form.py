@@ -42,11 +42,11 @@ class FunctionForm:
     out_types: tuple[torch.dtype, ...] = ()
 
     def at(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Inputs of the given form as inputs of this one."""
+        """Return inputs of the given form as inputs of this one."""
         return tuple(value.to(like.dtype) for value, like in zip(values, self.function.values, strict=True))
 
     def gradients(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Gradients of this form at inputs and output gradients of the given one."""
+        """Return gradients of this form at inputs and output gradients of the given one."""
         typed = [wide(gradient).to(kind) for gradient, kind in zip(gradients, self.out_types, strict=True)]
         return self.function.gradients(self.at(values), typed)[1]
 
@@ -61,7 +61,7 @@ def forms_of(function: NumericalFunction) -> Iterator[FunctionForm]:
 
 
 def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
-    """One pass of the most precise form that computes what the function computes; None if there is none."""
+    """Return one pass of the most precise form that computes what the function computes; None if there is none."""
     for form in forms_of(setting.function):
         function = form.function
         try:
@@ -90,7 +90,7 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
         if not (same or quieter or calm):
             continue
         repeats = all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True))
-        found = replace(
+        result = replace(
             setting,
             function=function,
             gradients=gradients,
@@ -101,7 +101,7 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
             coarsest=setting.noise.unit,
             compiler="",
         )
-        return found, replace(form, out_types=tuple(out.dtype for out in outs))
+        return result, replace(form, out_types=tuple(out.dtype for out in outs))
     return None
 
 

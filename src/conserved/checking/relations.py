@@ -43,7 +43,7 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Test
         layout: test only what depends on how tensors lie in memory, on the order of passes and on the compiler. That is
             all that is left to test where a more precise form of the function was tested.
     """
-    found: list[Tested] = []
+    tests: list[Tested] = []
     skipped: list[str] = []
     cuts: list[Cut] = []
     in_memory: list[TestedRelation] = [
@@ -73,11 +73,11 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Test
                 if isinstance(result, str):
                     skipped.append(result)
                 else:
-                    found.append(result)
+                    tests.append(result)
         except REFUSALS as problem:
-            what = (family.__doc__ or "a relation").strip().rstrip(".")
-            skipped.append(f"not tested, the backward raises ({short(problem)}): {what}")
-    return found, list(dict.fromkeys(skipped))
+            description = (family.__doc__ or "a relation").strip().rstrip(".")
+            skipped.append(f"not tested, the backward raises ({short(problem)}): {description}")
+    return tests, list(dict.fromkeys(skipped))
 
 
 def _repeated(setting: Setting) -> Iterator[Tested | str]:
@@ -94,13 +94,13 @@ def _repeated(setting: Setting) -> Iterator[Tested | str]:
 
 def _coarse(setting: Setting) -> Iterator[Tested | str]:
     """The gradients are not noisier than the outputs let expect."""
-    for place, name in enumerate(setting.function.names):
-        if setting.grads[place] is None:
+    for index, name in enumerate(setting.function.names):
+        if setting.grads[index] is None:
             continue
-        noise = setting.noise.relative[place]
+        noise = setting.noise.relative[index]
         # In a form more precise than the given one, rounding of the given precision is as intended.
         # There the points are so near that a gradient that jumps seems to answer to them without bound.
-        response = min(setting.noise.response[place], _LARGEST_RESPONSE if setting.coarsest else float("inf"))
+        response = min(setting.noise.response[index], _LARGEST_RESPONSE if setting.coarsest else float("inf"))
         limit = max(_COARSE * setting.noise.unit * response, _AS_INTENDED * setting.coarsest)
         # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
         # Inputs of half precision have ties, which every line through them breaks: they are broken before.
@@ -108,7 +108,7 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
         for seed, function in ((29, setting.function), (31, setting.function), (37, untied)):
             if noise > limit:
                 again = measure_noise(function, setting.gradients, seed=seed, shorter=16.0)
-                noise = min(noise, again.relative[place])
+                noise = min(noise, again.relative[index])
         worst = noise / limit
         yield Tested(
             gradients=(name,),
@@ -161,9 +161,9 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
     for gradient in setting.gradients:
         mask = torch.randint(2, gradient.shape, generator=generator, device=gradient.device).to(gradient.dtype)
         halves.append((gradient * mask, gradient * (1 - mask)))
-    one = backward_pass(setting, gradients=[pair[0] for pair in halves])
+    first = backward_pass(setting, gradients=[pair[0] for pair in halves])
     other = backward_pass(setting, gradients=[pair[1] for pair in halves])
-    total = [None if a is None or b is None else wide(a) + wide(b) for a, b in zip(one, other, strict=True)]
+    total = [None if a is None or b is None else wide(a) + wide(b) for a, b in zip(first, other, strict=True)]
     yield from compare(
         setting,
         "the gradients of two parts of the output gradient add up",
@@ -182,16 +182,16 @@ def _each_output(setting: Setting) -> Iterator[Tested | str]:
     parts = []
     for number, output in enumerate(function.out_names):
         only = [
-            gradient if place == number else torch.zeros_like(gradient)
-            for place, gradient in enumerate(setting.gradients)
+            gradient if index == number else torch.zeros_like(gradient)
+            for index, gradient in enumerate(setting.gradients)
         ]
         parts.append(backward_pass(setting, gradients=only))
-        for place, name in enumerate(function.names):
-            grad = parts[-1][place]
-            if setting.grads[place] is None:
+        for index, name in enumerate(function.names):
+            grad = parts[-1][index]
+            if setting.grads[index] is None:
                 continue
             if grad is None or not bool(grad.any()):
-                yield _ignored(setting, number, place, name, output)
+                yield _ignored(setting, number, index, name, output)
     sums = [
         None if any(part is None for part in every) else sum(wide(part) for part in every)
         for every in zip(*parts, strict=True)
@@ -199,9 +199,9 @@ def _each_output(setting: Setting) -> Iterator[Tested | str]:
     yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
 
 
-def _ignored(setting: Setting, number: int, place: int, name: str, output: str) -> Tested:
+def _ignored(setting: Setting, number: int, index: int, name: str, output: str) -> Tested:
     """Return whether an output that gives an input no gradient has a derivative by it."""
-    moves = has_derivative(setting.function, place, setting.seed)
+    moves = has_derivative(setting.function, index, setting.seed)
     needed = moves is not None and moves[number]
     return Tested(
         gradients=(name,),
@@ -223,7 +223,7 @@ def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
         outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
         reseed(function.seed + 1)
         live = [
-            (outs[place], gradient) for place, gradient in zip(function.differentiable, setting.gradients, strict=True)
+            (outs[index], gradient) for index, gradient in zip(function.differentiable, setting.gradients, strict=True)
         ]
         grads = torch.autograd.grad(
             [out for out, _ in live], leaves, [gradient.clone() for _, gradient in live], allow_unused=True
@@ -263,7 +263,7 @@ def _expanded_output_gradients(setting: Setting) -> Iterator[Tested | str]:
             for gradient in setting.gradients
         ]
         expanded = backward_pass(setting, gradients=ones)
-        plain = backward_pass(setting, gradients=[one.contiguous() for one in ones])
+        plain = backward_pass(setting, gradients=[item.contiguous() for item in ones])
         yield from compare(
             setting,
             "the output gradient of a sum (stride 0) gives the same gradient as a full one",
@@ -277,13 +277,13 @@ def _each_alone(setting: Setting) -> Iterator[Tested | str]:
     """A gradient does not depend on which others are asked for."""
     if len(setting.function.names) < 2:
         return
-    for place in range(len(setting.function.names)):
-        if setting.grads[place] is None or setting.late:
+    for index in range(len(setting.function.names)):
+        if setting.grads[index] is None or setting.late:
             continue
         try:
-            alone = backward_pass(setting, wanted=[place])
+            alone = backward_pass(setting, wanted=[index])
         except REFUSALS as problem:
-            name = setting.function.names[place]
+            name = setting.function.names[index]
             yield f"d{name} alone was not tested: the backward raises ({short(problem)})"
             continue
         yield from compare(
@@ -291,7 +291,7 @@ def _each_alone(setting: Setting) -> Iterator[Tested | str]:
             "asked for alone, the gradient is the same",
             alone,
             setting.grads,
-            places=[place],
+            places=[index],
             meaning="the backward depends on which inputs require a gradient",
         )
 
@@ -347,23 +347,23 @@ def _accumulated(setting: Setting) -> Iterator[Tested | str]:
         leaf.grad = start.clone()
     with torch.enable_grad():
         outs = function._ran(leaves)
-        chosen = [outs[place] for place in function.differentiable]
+        chosen = [outs[index] for index in function.differentiable]
         torch.autograd.backward(chosen, [gradient.clone() for gradient in setting.gradients])
-    got: list[Tensor | None] = []
+    accumulated: list[Tensor | None] = []
     expected: list[Tensor | None] = []
-    for place, leaf in enumerate(leaves):
-        grad = setting.grads[place]
+    for index, leaf in enumerate(leaves):
+        grad = setting.grads[index]
         assert leaf.grad is not None
-        got.append(None if grad is None else wide(leaf.grad) - wide(before[place]))
+        accumulated.append(None if grad is None else wide(leaf.grad) - wide(before[index]))
         expected.append(grad)
     extra: list[Tensor | None] = []
-    for place, deviation in enumerate(setting.noise.grads):
-        size = wide(before[place]).abs() + (0 if setting.grads[place] is None else wide(setting.grads[place]).abs())  # type: ignore[arg-type]
+    for index, deviation in enumerate(setting.noise.grads):
+        size = wide(before[index]).abs() + (0 if setting.grads[index] is None else wide(setting.grads[index]).abs())  # type: ignore[arg-type]
         extra.append(None if deviation is None else deviation + 4 * setting.noise.unit * size)
     yield from compare(
         setting,
         "the gradient is added to one that is there already",
-        got,
+        accumulated,
         expected,
         noise=extra,
         meaning="the backward writes into a gradient that it does not own",

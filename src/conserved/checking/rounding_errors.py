@@ -39,7 +39,7 @@ class RoundingError:
     reference: str
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return record_of(self, "error worst median reference")
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ def sampled_pass(function: NumericalFunction, values: Sequence[Tensor], gradient
 
 
 def _deviation(grad: Tensor | None, scaled: Tensor | None) -> Tensor | None:
-    """By row, with the noise of a typical row added: a row may be quiet by chance."""
+    """Return by row, with the noise of a typical row added: a row may be quiet by chance."""
     if grad is None or scaled is None:
         return None
     sample = by_row((wide(scaled) / _SCALE - wide(grad)).square() / 2)

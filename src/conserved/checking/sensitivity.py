@@ -42,7 +42,7 @@ class CheckSensitivity:
         return f"an error below {percent(self.share)} of d{name}{row} would not have been seen"
 
     def record(self) -> dict[str, Any]:
-        """Plain data; sizes that are not known are None."""
+        """Return plain data; sizes that are not known are None."""
         finite = {name: value if math.isfinite(value) else None for name, value in record_of(self, "share row").items()}
         return finite | {"rows": self.rows}
 
@@ -51,17 +51,17 @@ class CheckSensitivity:
 
 
 def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> CheckSensitivity:
-    """Combine the tests of one gradient.
+    """Return combine the tests of one gradient.
 
     Args:
         name: the name of the input.
         tests: the tests its gradient took part in.
         rows: the number of its rows.
     """
-    mine = [test for test in tests if test.gradients == (name,) and test.ok]
+    own_tests = [test for test in tests if test.gradients == (name,) and test.ok]
     # The form that was given is known as well as it agrees with the form that was tested.
-    agreed = [test.smallest for test in mine if test.method is Method.RELATION and math.isfinite(test.smallest)]
-    directional = [test for test in mine if test.method is Method.DERIVATIVE]
+    agreed = [test.smallest for test in own_tests if test.method is Method.RELATION and math.isfinite(test.smallest)]
+    directional = [test for test in own_tests if test.method is Method.DERIVATIVE]
     factor = min((test.smallest for test in directional if test.sees_factor), default=math.inf)
     spread = min((test.smallest for test in directional if not test.sees_factor), default=math.inf)
     share = min(factor, spread) + (min(agreed) if agreed else 0.0)

@@ -28,13 +28,13 @@ def move_singular_entries(function: NumericalFunction) -> NumericalFunction:
     _, grads = function.gradients(function.values, [torch.ones_like(out) for out in outs])
     values = list(function.values)
     moved = []
-    for place, grad in enumerate(grads):
+    for index, grad in enumerate(grads):
         if grad is None or not bool(torch.isinf(grad).any()) or bool(torch.isnan(grad).any()):
             continue
         singular = torch.isinf(grad)
-        if _slope(function, place, singular, 1 / _NEARER) > _STEEPER * _slope(function, place, singular, 1.0):
-            values[place] = _displaced(values[place], singular, 1.0)
-            moved.append(function.names[place])
+        if _slope(function, index, singular, 1 / _NEARER) > _STEEPER * _slope(function, index, singular, 1.0):
+            values[index] = _displaced(values[index], singular, 1.0)
+            moved.append(function.names[index])
     if not moved:
         return function
     note = f"{', '.join(moved)} had entries at which the slope of {function.title} is infinite: they were moved."
@@ -48,10 +48,10 @@ def _displaced(value: Tensor, where: Tensor, share: float) -> Tensor:
     return torch.where(where, x + share * step, x).to(value.dtype)
 
 
-def _slope(function: NumericalFunction, place: int, where: Tensor, share: float) -> float:
+def _slope(function: NumericalFunction, index: int, where: Tensor, share: float) -> float:
     """Return how much outputs change over a share of the distance, per distance."""
     values = list(function.values)
-    values[place] = _displaced(values[place], where, share)
+    values[index] = _displaced(values[index], where, share)
     try:
         pairs = zip(function.outputs(values), function.outputs(function.values), strict=True)
         change = sum(rms(wide(a) - wide(b)) for a, b in pairs)

@@ -51,6 +51,7 @@ class Assembly:
     def _linear(self) -> tuple[list[FoundSymmetry], np.ndarray]:
         """Return blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
+        # Only classes that occur in a parameter can give a law, and only blocks of at least two of them can mix.
         present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
         for _, _, field in self.factors:
             flat = field.atoms.reshape(-1)
@@ -61,6 +62,7 @@ class Assembly:
         many = classes[sizes[inverse] > 1]
         if not many.size:
             return [], np.zeros(0, dtype=np.int64)
+        # A block is a general linear group if each of its atoms may be scaled alone: test all those motions at once.
         member = np.full(present.size, -1, dtype=np.int64)
         member[many] = np.arange(many.size)
         moved = member[self.classes[:count]]
@@ -70,6 +72,7 @@ class Assembly:
         for cls, good in zip(many, holds, strict=True):
             groups.setdefault(int(self.blocks[cls]), []).append(int(cls) if good else -1)
         proper = {key: np.array(members) for key, members in groups.items() if min(members) >= 0}
+        # One failing member spoils its block, so a block is kept whole (no −1 in it) or not at all.
         chosen: dict[int, tuple[int, int]] = {}
         for key, members in proper.items():
             for row, cls in enumerate(members):
@@ -79,6 +82,7 @@ class Assembly:
         rows = np.zeros_like(table)
         for cls, (key, row) in chosen.items():
             table[cls], rows[cls] = keys[key], row
+        # A factor may hold several copies of a block, as heads do; each copy is a leg of its own.
         parts: list[list[LegPart]] = [[] for _ in keys]
         for number, factor_number, field in self.factors:
             flat = field.atoms.reshape(-1)
@@ -86,6 +90,7 @@ class Assembly:
             inside = np.flatnonzero((group >= 0) & (flat > 0))
             if not inside.size:
                 continue
+            # Entries of one copy share a label. Sorting by (copy, row of the block) lines all copies up.
             own = self.engine.partition.fine[flat[inside]]
             if field.copies is not None:
                 own = combine(own, field.copies.reshape(-1)[inside].astype(np.uint64))
@@ -97,6 +102,7 @@ class Assembly:
                 places = inside[run]
                 sign = self.orientation[flat[places[0]]] * float(field.weight)
                 parts[int(group[places[0]])].append(LegPart(self.regions[number], factor_number, sign, places))
+        # A leg must hold the whole block with degree ±1: matrices act linearly, and not on part of their space.
         result, diagonal = [], []
         for key, members in proper.items():
             own_parts = sorted(
@@ -210,9 +216,11 @@ class Assembly:
             if not flat.size:
                 continue
             row, z, value = self.charges.entries(flat)
+            # Charges that are diagonals of a general linear group have number −1 and drop out here.
             z = renumber[z]
             value = value * float(field.weight)
             keep = z >= 0
+            # A charge that scales the whole factor occurs at its first place, so only those need the full test.
             for charge in np.unique(z[(row == 0) & keep]):
                 own = z == charge
                 powers = value[own]
@@ -237,6 +245,7 @@ class Assembly:
         """Return the entries of all free charges but those that move parameters as an earlier one does, up to a
         multiple.
         """
+        # Hash each charge's entries relative to its first one: equal hashes are equal motions up to a multiple.
         lead = np.ones(count)
         lead[z[::-1]] = value[::-1]
         relative = np.round(value / lead[z] * 5040).astype(np.int64)
@@ -287,6 +296,7 @@ class Assembly:
                 own = columns[np.isclose(powers[0, columns], rounded)]
                 # Rounding groups columns; the power itself must hold in float64.
                 power = powers[0, own[0]]
+                # Columns in different spaces (heads, experts) are different legs, if every charge has the same ones.
                 labels = self.engine.partition.spaces[flat[where[:, own]]]
                 copies = self.factors[number][2].copies
                 if copies is not None:

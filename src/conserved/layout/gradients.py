@@ -15,8 +15,8 @@ def gradient_of(parameter: Tensor) -> Tensor | None:
 
     Megatron's data parallelism adds `.grad` to `main_grad` in the backward pass and leaves at most a placeholder.
     """
-    kept = getattr(parameter, "main_grad", None)
-    return kept if isinstance(kept, Tensor) else parameter.grad
+    main_gradient = getattr(parameter, "main_grad", None)
+    return main_gradient if isinstance(main_gradient, Tensor) else parameter.grad
 
 
 def reduced_gradients(wrapper: nn.Module | None, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
@@ -41,12 +41,12 @@ def reduced_gradients(wrapper: nn.Module | None, parameters: Mapping[str, Tensor
         parts = [torch.empty_like(shard) for _ in range(size)]
         dist.all_gather(parts, shard, group=group)
         moved += (size - 1) * shard.numel() * shard.element_size()
-        whole = torch.cat(parts)
+        flat = torch.cat(parts)
         for parameter in bucket.params:
             name = names.get(id(parameter))
             if name is not None:
                 start, end, _ = buffer.param_index_map[parameter]
-                gradients[name] = whole[start - bucket.offset : end - bucket.offset].view(parameter.shape)
+                gradients[name] = flat[start - bucket.offset : end - bucket.offset].view(parameter.shape)
     return gradients, moved
 
 

@@ -74,12 +74,12 @@ class LawAssembly:
         for symmetry in symmetries:
             over = {} if layout.gathered.intersection(symmetry.parameters) else _sums(symmetry, layout, layout.spread)
             legs = [*symmetry.legs]
-            for place, groups in over.items():
-                leg = symmetry.legs[place]
+            for index, groups in over.items():
+                leg = symmetry.legs[index]
                 sizes = "×".join(str(group.size) for group in groups)
                 name = _unused(f"{leg.view.text()} summed over {sizes} processes", sums)
                 sums[name] = LegSum(symmetry.name, symmetry.kind, leg, groups)
-                legs[place] = Leg(small_view(name, small_shape(symmetry.kind, leg)), leg.degree)
+                legs[index] = Leg(small_view(name, small_shape(symmetry.kind, leg)), leg.degree)
             laws.append(replace(symmetry, legs=tuple(legs)) if over else symmetry)
         return LawAssembly(groups=layout.spread, symmetries=tuple(laws), sums=sums)
 
@@ -142,16 +142,19 @@ class LegSum:
 
 
 def _sums(symmetry: Symmetry, layout: ModelLayout, groups: Sequence[RankGroup]) -> dict[int, tuple[RankGroup, ...]]:
-    """By place of a leg that is cut, the groups its sums are added up over; none for a law of this process alone."""
+    """Return by place of a leg that is cut, the groups its sums are added up over.
+
+    None for a law of this process alone.
+    """
     over: dict[int, list[RankGroup]] = {}
     for group in groups:
         roles = [_role(symmetry.kind, leg, layout[leg.view.parameter], group) for leg in symmetry.legs]
         if all(role == "own" for role in roles) or all(role == "same" for role in roles):
             continue
-        for place, role in enumerate(roles):
+        for index, role in enumerate(roles):
             if role != "same":
-                over.setdefault(place, []).append(group)
-    return {place: tuple(found) for place, found in over.items()}
+                over.setdefault(index, []).append(group)
+    return {index: tuple(result) for index, result in over.items()}
 
 
 def _role(kind: Kind, leg: Leg, layout: ParameterLayout, group: RankGroup) -> Role:

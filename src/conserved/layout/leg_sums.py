@@ -36,7 +36,7 @@ def leg_sums(kind: Kind, leg: Leg, points: Tensors, gradients: Tensors) -> Float
         return torch.stack((gradient.sum(0), gradient.abs().sum(0), gradient.square().sum(0))).flatten()
     theta = view.of_point(points[view.parameter].detach()).double()
     units, unit = _units(kind, leg)
-    theta, gradient = (one.reshape(units, unit, -1) for one in (theta, gradient))
+    theta, gradient = (tensor.reshape(units, unit, -1) for tensor in (theta, gradient))
     parts = theta.square().sum(-1), theta @ gradient.mT, theta.square() @ gradient.square().mT
     return torch.cat([part.flatten() for part in parts])
 
@@ -56,7 +56,7 @@ def small_leg(kind: Kind, leg: Leg, sums: Float[Tensor, " numbers"]) -> tuple[Te
     units, unit = _units(kind, leg)
     lengths, terms, squares = sums.split((units * unit, units * unit**2, units * unit**2))
     half = (lengths.clamp_min(0) / 2).sqrt().reshape(units, unit)
-    terms, squares = (one.reshape(units, unit, unit) for one in (terms, squares))
+    terms, squares = (tensor.reshape(units, unit, unit) for tensor in (terms, squares))
     spread = (squares / 2 - terms.square() / 4).clamp_min(0).sqrt()
     pair = torch.stack((terms / 2 + spread, terms / 2 - spread), -1)
     # Rows of zeros have no products either.

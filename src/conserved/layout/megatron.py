@@ -96,7 +96,7 @@ def stage_ranks() -> tuple[int, ...]:
 
 
 def is_shared_with_stages(parameter: Tensor) -> bool:
-    """Whether a parameter is the table that the first and the last stage of a pipeline share."""
+    """Return whether a parameter is the table that the first and the last stage of a pipeline share."""
     marked = getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False)
     return bool(marked) and bool(stage_ranks())
 
@@ -182,7 +182,7 @@ def _parameter_layout(
 
 
 def _owners(model: nn.Module) -> dict[int, ParameterOwner]:
-    """By identity of a parameter, what the module that owns it says about it."""
+    """Return by identity of a parameter, what the module that owns it says about it."""
     owners: dict[int, ParameterOwner] = {}
     for module in model.modules():
         handle, expert = vars(module).get("tp_group"), bool(vars(module).get("is_expert", False))
@@ -203,33 +203,33 @@ def _axes_of_checkpoint(model: nn.Module, parameters: Mapping[str, Tensor], name
     state = sys.modules.get("megatron.core.parallel_state")
     data = None if state is None else Boundary(logs=False).attempt("layout", state.get_data_parallel_group)
     for module in model.modules():
-        mine = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
+        own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
         describe = getattr(module, "sharded_state_dict", None)
-        if not mine or describe is None:
+        if not own or describe is None:
             continue
         # Another library's code: a module that cannot describe itself is taken at its attributes.
         more = {"metadata": {"dp_cp_group": data}} if "metadata" in inspect.signature(describe).parameters else {}
         described = Boundary(logs=False).attempt("layout", describe, prefix="", **more) or {}
         for entry in described.values():
-            name = wanted.get(id(getattr(entry, "data", None))) or _same_storage(entry, mine, wanted)
+            name = wanted.get(id(getattr(entry, "data", None))) or _same_storage(entry, own, wanted)
             axis = _cut_axis(entry)
             if name is not None and axis is not None:
                 axes[name] = axis
     return axes
 
 
-def _same_storage(entry: Any, mine: Mapping[str, Tensor], wanted: Mapping[int, str]) -> str | None:
+def _same_storage(entry: Any, own: Mapping[str, Tensor], wanted: Mapping[int, str]) -> str | None:
     """Return the parameter whose memory an entry of a checkpoint shows."""
     data = getattr(entry, "data", None)
     if not isinstance(data, Tensor):
         return None
-    return next((wanted[id(p)] for p in mine.values() if p.data_ptr() == data.data_ptr() and p.numel()), None)
+    return next((wanted[id(p)] for p in own.values() if p.data_ptr() == data.data_ptr() and p.numel()), None)
 
 
 def _cut_axis(entry: Any) -> int | None:
     """Return the axis along which the global shape of an entry is larger than that of this process."""
-    whole, local = getattr(entry, "global_shape", None), getattr(entry, "local_shape", None)
+    global_shape, local = getattr(entry, "global_shape", None), getattr(entry, "local_shape", None)
     skipped = getattr(entry, "prepend_axis_num", 0)
-    if whole is None or local is None:
+    if global_shape is None or local is None:
         return None
-    return next((a for a, (w, p) in enumerate(zip(whole[skipped:], local, strict=False)) if w != p), None)
+    return next((a for a, (w, p) in enumerate(zip(global_shape[skipped:], local, strict=False)) if w != p), None)

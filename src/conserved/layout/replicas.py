@@ -82,14 +82,14 @@ def compare_replicas(
         moved += (group.size - 1) * prints.numel() * prints.element_size()
         sizes = every[..., 0].amax(0).clamp_min(1e-300)
         apart = ((every - every[0]).abs().amax(-1) / sizes).cpu()
-        for place, (what, name, tensor) in enumerate(tensors):
+        for index, (kind, name, tensor) in enumerate(tensors):
             limit = TOLERANCE.get(tensor.dtype, 0.0)
-            distances = apart[:, place]
+            distances = apart[:, index]
             if not bool((distances <= limit).all()):
                 differing.append(
                     Disagreement(
                         name=name,
-                        what=what,
+                        what=kind,
                         group=group,
                         spread=float(distances.nan_to_num(nan=float("inf")).max()),
                         limit=limit,
@@ -118,6 +118,6 @@ def projections(tensor: Tensor, first: int = 0) -> Tensor:
         first: the number of its first entry, which says where the weights begin.
     """
     flat = tensor.detach().flatten().double()
-    place = torch.arange(first, first + flat.numel(), device=flat.device, dtype=torch.float64)
-    weights = [torch.frac(place * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927)]
+    index = torch.arange(first, first + flat.numel(), device=flat.device, dtype=torch.float64)
+    weights = [torch.frac(index * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927)]
     return torch.stack((torch.linalg.vector_norm(flat), *(flat @ weight for weight in weights)))

@@ -88,7 +88,7 @@ class ModelLayout(Mapping[str, ParameterLayout]):
         return tuple(sorted(groups.values(), key=lambda group: (group.name, group.size)))
 
     def replica_groups(self) -> dict[RankGroup, list[str]]:
-        """By group, the parameters that its processes should hold alike, in the order of the model."""
+        """Return by group, the parameters that its processes should hold alike, in the order of the model."""
         groups: dict[RankGroup, list[str]] = {}
         for name, layout in self.parameters.items():
             for group in layout.replicated:
@@ -99,9 +99,9 @@ class ModelLayout(Mapping[str, ParameterLayout]):
     def data_parallel(self) -> RankGroup | None:
         """The group over which every parameter is replicated, if processes audit together and nothing is in pieces."""
         layouts = [*self.parameters.values()]
-        if not self.joint or self.gathered or any(one.cuts or one.own or one.partial for one in layouts):
+        if not self.joint or self.gathered or any(layout.cuts or layout.own or layout.partial for layout in layouts):
             return None
-        groups = {one.replicated for one in layouts}
+        groups = {layout.replicated for layout in layouts}
         (only,) = groups if len(groups) == 1 else ((),)
         return only[0] if len(only) == 1 else None
 
@@ -113,7 +113,7 @@ class ModelLayout(Mapping[str, ParameterLayout]):
         return self.meshes[0] if len(self.meshes) == 1 else tuple(range(dist.get_world_size()))
 
     def summary(self) -> str:
-        """One line for all parameters that are laid out alike."""
+        """Return one line for all parameters that are laid out alike."""
         lines: dict[str, list[str]] = {}
         for name, layout in self.parameters.items():
             lines.setdefault(layout.text(), []).append(name)

@@ -40,7 +40,9 @@ class Transfer:
         self, step: int, causes: tuple[str, ...], numbers: Tensor, readings: dict[str, Tensor | float], skipped: bool
     ) -> None:
         """Start copying."""
-        read = {name: HostCopy.of(one) if isinstance(one, Tensor) else one for name, one in readings.items()}
+        read = {
+            name: HostCopy.of(reading) if isinstance(reading, Tensor) else reading for name, reading in readings.items()
+        }
         self._underway.append(
             _Underway(step=step, causes=causes, skipped=skipped, numbers=HostCopy.of(numbers), readings=read)
         )
@@ -61,8 +63,8 @@ class Transfer:
                     causes=first.causes,
                     numbers=numbers,
                     readings={
-                        name: float(one.read() if isinstance(one, HostCopy) else one)
-                        for name, one in first.readings.items()
+                        name: float(reading.read() if isinstance(reading, HostCopy) else reading)
+                        for name, reading in first.readings.items()
                     },
                     skipped=first.skipped,
                 )

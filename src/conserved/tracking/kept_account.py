@@ -64,20 +64,20 @@ class Scales:
         precision: torch.dtype | None,
         like: Tensor,
     ) -> Scales:
-        chosen = [symmetries[place] for place in stack.places]
+        chosen = [symmetries[index] for index in stack.places]
         limits, floors = [], []
         for symmetry in chosen:
             stored = [theta[name].dtype for name in symmetry.parameters]
-            used = [precision or one for one in stored]
-            limits.append(max(TOLERANCE[one] for one in used))
-            share = max(torch.finfo(one).eps / TOLERANCE[one] for one in used)
+            used = [precision or dtype_ for dtype_ in stored]
+            limits.append(max(TOLERANCE[dtype_] for dtype_ in used))
+            share = max(torch.finfo(dtype_).eps / TOLERANCE[dtype_] for dtype_ in used)
             floors.append((1.0 if symmetry.inert else share) if symmetry.kind.linear else 0.0)
         loose = {
             "epsilon": [not symmetry.exact for symmetry in chosen],
             "gradient": [symmetry.name in impostors for symmetry in chosen],
         }
         return Scales(
-            denominators=torch.stack([_denominators(stack, reference, one.name) for one in chosen]).to(like),
+            denominators=torch.stack([_denominators(stack, reference, dtype_.name) for dtype_ in chosen]).to(like),
             multiplicities=stack.kind.products.multiplicities(stack.n, chosen[0].m).to(like),
             rounding=like.new_tensor(rounding(stack, symmetries, theta, dtype))[:, None],
             tolerance=like.new_tensor(limits),
@@ -86,7 +86,10 @@ class Scales:
         )
 
     def no_finer_than(self, other: Scales) -> Scales:
-        """The same scales with whichever rounding is coarser: laws are computed in the precision watching began in."""
+        """Return the same scales with whichever rounding is coarser.
+
+        Laws are computed in the precision watching began in.
+        """
         return replace(
             self,
             rounding=torch.maximum(self.rounding, other.rounding),
@@ -96,7 +99,7 @@ class Scales:
 
     def measured_against(self, stack: LawStack, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
         """Return the same scales with the denominators of another reference."""
-        rows = [_denominators(stack, reference, symmetries[place].name) for place in stack.places]
+        rows = [_denominators(stack, reference, symmetries[index].name) for index in stack.places]
         return replace(self, denominators=torch.stack(rows).to(self.denominators))
 
 
@@ -108,7 +111,7 @@ def _denominators(stack: LawStack, reference: Reference, name: str) -> Tensor:
 
 
 def start_account(account: StepAccount) -> Running:
-    """Watching starts here."""
+    """Start the sums of a run here."""
     return Running(
         reference=account.law.clone(),
         previous=account.law.clone(),
@@ -129,7 +132,7 @@ def close_step(
     unclipped: Tensor | None,
     gradient_norm: Tensor | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One step: the numbers of every law, by field and by cause; `running` moves on."""
+    """Return one step: the numbers of every law, by field and by cause; `running` moves on."""
     first = _first_order(scales, account, unclipped)
     observed = account.law - running.previous
     explained = sum(first.values(), account.second)
@@ -140,17 +143,17 @@ def close_step(
         steepness = torch.maximum(steepness, scales.floor * gradient_norm)
     sizes = torch.maximum(account.sizes, running.sizes)
     bound = scales.rounding * stack.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
-    left = residual.abs()
-    ratios = _ratio(left, bound)
+    magnitude = residual.abs()
+    ratios = _ratio(magnitude, bound)
     excess = ratios.amax(-1)
     broken = excess > 1
     # What has raised an alarm of its own is not a leak as well; twice, so that it alone stays well below one.
-    told = torch.where(broken, 2 * left.amax(-1), 0.0)
-    _move_on(running, account, explained, torch.maximum(bound.amax(-1), told), rate)
+    widened = torch.where(broken, 2 * magnitude.amax(-1), 0.0)
+    _move_on(running, account, explained, torch.maximum(bound.amax(-1), widened), rate)
     drift = account.law - running.reference
     gone = drift - running.accounted
     # The entry that is shown: where most happened, unless one breaks its limit.
-    most = (observed.abs() + left).argmax(-1, keepdim=True)
+    most = (observed.abs() + magnitude).argmax(-1, keepdim=True)
     where = torch.where(broken[:, None], ratios.nan_to_num(nan=float("inf")).argmax(-1, keepdim=True), most)
     farthest = drift.abs().argmax(-1, keepdim=True)
     there = torch.stack((observed, account.second, residual, bound, *first.values()))
@@ -189,7 +192,7 @@ def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None)
 
 
 def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded: Tensor, rate: Tensor) -> None:
-    """The step becomes part of the sums of a run."""
+    """Add the step to the sums of a run."""
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()
@@ -200,12 +203,12 @@ def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded:
 
 
 def _ratio(value: Tensor, limit: Tensor) -> Tensor:
-    """value / limit, and 0 where the value is 0, whatever the limit."""
+    """Return value / limit, and 0 where the value is 0, whatever the limit."""
     return (value / limit).masked_fill_(value == 0, 0.0)
 
 
 def equation_10(stack: LawStack, scales: Scales, drift: Float[Tensor, "laws numbers"]) -> Float[Tensor, " laws"]:
-    """‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, averaged over the laws h_i of each row."""
+    """Return ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, averaged over the laws h_i of each row."""
     if stack.kind.together:
         change = (scales.multiplicities * drift.square()).sum(-1, keepdim=True).sqrt()
     else:

@@ -46,7 +46,10 @@ class LawAccount:
         sampled: Callable[[], bool],
         converted: Callable[[Sequence[str]], None],
     ) -> None:
-        """`sampled` says whether the coming step is accounted for; `converted` is told of parameters of a new type."""
+        """Create an account. `sampled` says whether to account for the coming step.
+
+        `converted` receives parameters of a new type.
+        """
         selection = Selection.of(model, optimizers, law_set, where, with_impostors=config.baselines)
         self.laws, self.left_out = selection.laws, selection.left_out
         self._config, self._impostors = config, selection.impostors
@@ -64,13 +67,13 @@ class LawAccount:
         )
         self._ledger = Ledger(self.laws.symmetries, self.theta, dtype=config.dtype)
         self.names = tuple(map(_law_name, self.laws))
-        self.transfer = Transfer(self.names, [place for stack in self._ledger.stacks for place in stack.places])
+        self.transfer = Transfer(self.names, [index for stack in self._ledger.stacks for index in stack.places])
         self._unclipped: list[Tensor] | None = None
         self.take_reference()
         self._momenta = self._momenta_now()
 
     def take_reference(self) -> None:
-        """The laws as they are now are what drift is counted from."""
+        """Make the current laws the reference from which drift is measured."""
         now = self.laws.reference(dtype=self._config.dtype)
         self.reference = _moved_to("cpu", now)
         accounts = self._laws_now()
@@ -92,9 +95,9 @@ class LawAccount:
                 impostors=self._impostors,
                 dtype=self._config.dtype,
                 precision=self._precision,
-                like=one,
+                like=reference,
             )
-            for stack, one in zip(self._ledger.stacks, like, strict=True)
+            for stack, reference in zip(self._ledger.stacks, like, strict=True)
         ]
 
     def _catch_up(self) -> None:
@@ -124,20 +127,20 @@ class LawAccount:
         self._scales = [new.no_finer_than(old) for new, old in zip(measured, self._scales, strict=True)]
 
     def go_on_converted(self) -> None:
-        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
+        """Continue after parameters were converted between two steps: that is not a step, and rounding differs."""
         self._coarsen()
         self._go_on(self._laws_now())
 
     def note_unclipped(self) -> None:
-        """Gradients as they are now are those that backpropagation gave; clipping comes between them and the step."""
+        """Record the gradients that backpropagation gave, before clipping changes them."""
         self._unclipped = [account.gradient_term for account in self._ledger.account(self.watch.unclipped)]
 
     def leave_out_step(self) -> None:
-        """Do not account for the last step; the next one that is looked at goes on from what it finds."""
+        """Skip the last step; the next one that is accounted for starts from its own state."""
         self._behind = True
 
     def forget_step(self) -> None:
-        """The last step is dealt with."""
+        """Discard the last step, which is accounted for."""
         self._unclipped = None
         self.watch.clear()
 
@@ -173,13 +176,13 @@ class LawAccount:
             return causes, torch.cat([torch.stack(part, -1).to(host, non_blocking=True) for part in rows_of])
 
     def errors(self, theta: Tensors | None, by: By) -> dict[str, float]:
-        """Equation (10) of these parameters, or of the model's own, against the reference."""
+        """Return Equation (10) of these parameters, or of the model's own, against the reference."""
         reference = _moved_to(next(iter(self.theta.values())).device, self.reference)
-        found = self.laws.errors(reference, theta, by="law", dtype=self._config.dtype)
-        return average(self.names, [found[law.name] for law in self.names], by)
+        result = self.laws.errors(reference, theta, by="law", dtype=self._config.dtype)
+        return average(self.names, [result[law.name] for law in self.names], by)
 
     def bounds(self) -> list[DriftBound]:
-        """Equation (9) for every law."""
+        """Return equation (9) for every law."""
         return drift_bounds(self._ledger, self._running, self.watch, self._impostors)
 
     def decay(self) -> list[Decay]:
@@ -195,7 +198,10 @@ class LawAccount:
         return momenta(lawful, self.theta, self.watch, self._config.dtype)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
+        """Return bytes held between steps.
+
+        By the laws, and by copies of parameters that an optimizer's rule asks for.
+        """
         tensors = [tensor for running in self._running for tensor in running.tensors().values()]
         tensors += [
             tensor
@@ -206,7 +212,7 @@ class LawAccount:
         return {"laws": sum(own.values()), "copies": self.watch.copied_bytes()}
 
     def state(self) -> dict[str, Any]:
-        """References and sums, for a checkpoint."""
+        """Return references and sums, for a checkpoint."""
         # Steps that were left out are behind the weights that the checkpoint holds.
         self._catch_up()
         return {
@@ -218,7 +224,15 @@ class LawAccount:
             ],
             "momenta": {name: (value.cpu(), size.cpu()) for name, (value, size) in self._momenta.items()},
             "sums": [
-                [[float(one.time), float(one.squares), float(one.decayed), float(one.damped)] for one in sums]
+                [
+                    [
+                        float(sums_of_group.time),
+                        float(sums_of_group.squares),
+                        float(sums_of_group.decayed),
+                        float(sums_of_group.damped),
+                    ]
+                    for sums_of_group in sums
+                ]
                 for sums in self.watch.optimizer_sums()
             ],
         }
@@ -245,8 +259,8 @@ class LawAccount:
         ]
         self._momenta = {name: (value, size) for name, (value, size) in state["momenta"].items()}
         for sums, saved_sums in zip(self.watch.optimizer_sums(), state["sums"], strict=True):
-            for one, values in zip(sums, saved_sums, strict=True):
-                one.time, one.squares, one.decayed, one.damped = values
+            for sums_of_group, values in zip(sums, saved_sums, strict=True):
+                sums_of_group.time, sums_of_group.squares, sums_of_group.decayed, sums_of_group.damped = values
 
 
 def _law_name(symmetry: Symmetry) -> LawName:

@@ -84,23 +84,23 @@ class _SlotWeights:
     """Those that were sent to a device already, in some type."""
 
     def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, SlotWeights]) -> dict[str, Tensor]:
-        """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
+        """Return Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
 
         A form that is not finite spoils the quantities that have it, and no others.
         """
         if any(isinstance(weight, Tensor) for weights in named.values() for weight in weights.values()):
-            return {name: _combined(forms, self.slots, weights) for name, weights in named.items()}
+            return {name: _combine(forms, self.slots, weights) for name, weights in named.items()}
         rows = [[float(weights.get(slot, 0.0)) for slot in self.slots] for weights in named.values()]
         weights, flat = self._on(forms, rows), forms.flatten(1)
         usual = flat.isfinite()
         with full_precision((forms.device.type,)):
-            found = weights @ flat.where(usual, 0.0)
+            product = weights @ flat.where(usual, 0.0)
             spoiled = (weights != 0).to(flat) @ usual.logical_not().to(flat)
-        found = found.masked_fill_(spoiled > 0, nan)
-        return dict(zip(named, found.unflatten(1, forms.shape[1:]), strict=True))
+        product = product.masked_fill_(spoiled > 0, nan)
+        return dict(zip(named, product.unflatten(1, forms.shape[1:]), strict=True))
 
     def _on(self, like: Tensor, rows: Sequence[Sequence[float]]) -> Tensor:
-        """Rows of weights as a matrix where `like` is, of its type; sent there once."""
+        """Return rows of weights as a matrix where `like` is, of its type; sent there once."""
         key = like.device, like.dtype, (*map(tuple, rows),)
         if key not in self.matrices:
             self.matrices[key] = send_to_device(np.array(rows), like.device).to(like.dtype)
@@ -124,15 +124,16 @@ class _Steps:
 
     def paired(self, coefficients: Coefficients, *, linear: bool) -> Paired:
         """Return how tensors with these coefficients are paired, θ after the step first, without the tensors."""
-        found = self.known.get((id(coefficients), linear))
-        if found is not None:
-            return found[1]
+        known_pair = self.known.get((id(coefficients), linear))
+        if known_pair is not None:
+            return known_pair[1]
         key = coefficients.key, linear
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = len(self.weights)
             weights = coefficients.weights(linear=linear)
             self.weights.append(_SlotWeights(weights, weights.slots(), coefficients.rate))
+        # θ is a point, whose constant leg is 1; the other tensors are directions, whose constant leg is 0.
         constants = (1.0,) + (0.0,) * (len(coefficients.before) - 1)
         bounded: tuple[int, ...] = ()
         if linear:
@@ -143,11 +144,11 @@ class _Steps:
         return paired
 
     def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """In the precision that watching began in."""
+        """Return in the precision that watching began in."""
         return [*zip(map(self.like.__getitem__, names), strict=True)]
 
     def read(self, names: Sequence[str]) -> list[_Step]:
-        """The steps of some parameters, when their turn comes."""
+        """Return the steps of some parameters, when their turn comes."""
         return [_Step(expansion, self) for expansion in self.expand(names)]
 
 
@@ -164,10 +165,10 @@ class _Step:
         return self.expansion.made
 
     def paired(self, *, linear: bool, offset: float) -> Paired:
-        """Its tensors, θ after the step first, and all pairs of them that the account needs."""
+        """Return its tensors, θ after the step first, and all pairs of them that the account needs."""
         step = self.expansion.shifted(offset) if offset else self.expansion
-        one = self.reader.paired(step.coefficients, linear=linear)
-        return Paired(step.sources, one.constants, one.pairs, one.key, one.bounded)
+        tensors = self.reader.paired(step.coefficients, linear=linear)
+        return Paired(step.sources, tensors.constants, tensors.pairs, tensors.key, tensors.bounded)
 
 
 class Ledger:
@@ -183,7 +184,7 @@ class Ledger:
             columns = first.m if first.kind.linear else 0
             grouped[first.kind, first.n, columns, theta[first.legs[0].view.parameter].device] += batch.members
         self.stacks = tuple(LawStack(kind, n, m, tuple(places)) for (kind, n, m, _), places in grouped.items())
-        self._stack_of = {place: number for number, stack in enumerate(self.stacks) for place in stack.places}
+        self._stack_of = {index: number for number, stack in enumerate(self.stacks) for index in stack.places}
         self.parameters = tuple(self._plan.uses)
         self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
         self._like = {
@@ -191,33 +192,36 @@ class Ledger:
         }
 
     def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[StepAccount]:
-        """The account of a step for every stack; `expand` gives the steps of some parameters when their turn comes."""
+        """Return the account of a step for every stack.
+
+        `expand` gives the steps of some parameters when their turn comes.
+        """
         # Where layers are read together, their parameters' steps are expanded together too.
         together = reads_together(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
-            shelved: list[list[Part]] = [[] for _ in self.stacks]
+            by_stack: list[list[Part]] = [[] for _ in self.stacks]
             for part in self._plan.evaluate(steps, LawPairs(), dtype=self._dtype).parts:
-                shelved[self._stack_of[part.members[0]]].append(part)
-            return [self._shelved(parts, steps) for parts in shelved]
+                by_stack[self._stack_of[part.members[0]]].append(part)
+            return [self._assemble(parts, steps) for parts in by_stack]
 
-    def _shelved(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
+    def _assemble(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
         """Put the sums of all batches of a stack together."""
         kind = self.symmetries[parts[0].members[0]].kind
         keys = {key for part in parts for key in part.sums}
         if len(keys) == 1:
             (key,) = keys
-            return _accounted(kind, [part.expanded(key) for part in parts], steps.weights[key])
-        return _stacked(
+            return _account_of(kind, [part.expanded(key) for part in parts], steps.weights[key])
+        return _stack_batches(
             [
-                _mixed([_accounted(kind, [part.expanded(key)], steps.weights[key]) for key in part.sums])
+                _merge_legs([_account_of(kind, [part.expanded(key)], steps.weights[key]) for key in part.sums])
                 for part in parts
             ]
         )
 
 
 def _side_by_side(held: Sequence[Sums]) -> list[Sums]:
-    """Batches of the same legs as one, so that what follows is done once for all of them."""
+    """Return batches of the same legs as one, so that what follows is done once for all of them."""
     if len(held) == 1 or len({(len(sums.plus), len(sums.minus)) for sums in held}) > 1:
         return list(held)
 
@@ -231,8 +235,8 @@ def _index(gradient: Sequence[Scalar]) -> int:
     return next(j for j, weight in enumerate(gradient) if isinstance(weight, Tensor) or weight != 0)
 
 
-def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Tensor:
-    """Σ weight · form."""
+def _combine(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Tensor:
+    """Return Σ weight · form."""
     total: Tensor | None = None
     for slot, weight in weights.items():
         form = forms[slots.index(slot)]
@@ -245,29 +249,32 @@ def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> T
     return torch.zeros_like(forms[0]) if total is None else total
 
 
-def _accounted(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
+def _account_of(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
     """Return the account of batches whose legs all step with the same coefficients."""
     products, weights = kind.products, pairs.weights
     held = _side_by_side(held)
+    # h(θ − U) − h(θ) = −2 μ(θ, U) + μ(U, U) needs only the symmetric part of μ, which is what `polar` takes.
     forms = _cat([products.coordinates(products.polar(sums.signed())) for sums in held], 1)
     if kind.linear:
-        absolute = _cat([_added(sums.columns) for sums in held], 1)
+        # A linear law is a signed sum, so its scale is the sum of magnitudes; nothing about it is of second order.
+        absolute = _cat([_add_up(sums.columns) for sums in held], 1)
         sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
         steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
     else:
+        # For a quadratic law, squares of terms give the scale, and Cauchy–Schwarz bounds how fast h can change.
         spread = _cat([products.squares(sums.unsigned()) for sums in held], 1)
         sizes = spread[0]
         squared = pairs.combined(spread, {"moved": weights.second, "steepness": weights.steepness})
         moved = squared["moved"].sum(-1)
         steepness = 2 * (squared["steepness"].amax(-1).clamp(min=0) * sizes.amax(-1)).sqrt()
     first = {f"first, {cause}": part for cause, part in weights.first.items()}
-    found = pairs.combined(forms, {"gradient_term": weights.gradient_term, "second": weights.second, **first})
+    combined = pairs.combined(forms, {"gradient_term": weights.gradient_term, "second": weights.second, **first})
     return StepAccount(
         law=forms[0],
         sizes=sizes,
-        first={cause: found[f"first, {cause}"] for cause in weights.first},
-        gradient_term=found["gradient_term"],
-        second=found["second"],
+        first={cause: combined[f"first, {cause}"] for cause in weights.first},
+        gradient_term=combined["gradient_term"],
+        second=combined["second"],
         moved=moved,
         steepness=steepness,
         rate=pairs.rate,
@@ -278,8 +285,8 @@ def _cat(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _mixed(parts: list[StepAccount]) -> StepAccount:
-    """One batch whose legs step with different coefficients.
+def _merge_legs(parts: list[StepAccount]) -> StepAccount:
+    """Return one batch whose legs step with different coefficients.
 
     Only a common rate times the gradient leaves a law alone. What a leg moves at another rate than the first is a cause
     of its own.
@@ -293,15 +300,15 @@ def _mixed(parts: list[StepAccount]) -> StepAccount:
         unequal = {"rates": (part.rate - common) * part.gradient_term} if part.rate is not common else {}
         for cause, value in (*part.first.items(), *unequal.items()):
             first[cause] = first[cause] + value if cause in first else value
-    return StepAccount(first=first, rate=common, **{name: _added([getattr(p, name) for p in parts]) for name in _SUMS})
+    return StepAccount(first=first, rate=common, **{name: _add_up([getattr(p, name) for p in parts]) for name in _SUMS})
 
 
-def _added(tensors: list[Tensor]) -> Tensor:
+def _add_up(tensors: list[Tensor]) -> Tensor:
     return sum(tensors[1:], tensors[0])
 
 
-def _stacked(pieces: list[StepAccount]) -> StepAccount:
-    """Batches of one stack, one after the other."""
+def _stack_batches(pieces: list[StepAccount]) -> StepAccount:
+    """Return batches of one stack, one after the other."""
     causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
     rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
     return StepAccount(
@@ -312,15 +319,15 @@ def _stacked(pieces: list[StepAccount]) -> StepAccount:
 
 
 def rounding(stack: LawStack, symmetries: Sequence[Symmetry], theta: Tensors, dtype: torch.dtype | None) -> list[float]:
-    """For each law of a stack, the rounding error of one step over the size of its terms.
+    """Return for each law of a stack, the rounding error of one step over the size of its terms.
 
     Storing θ' rounds every entry once, and the update that is read back carries a few rounding errors of its own:
     3 ε of the parameters' type. Summing N products in the working type leaves 4 √N ε with overwhelming probability
     (Higham and Mary, 2019), in the law before and after and in the account.
     """
     result = []
-    for place in stack.places:
-        symmetry = symmetries[place]
+    for index in stack.places:
+        symmetry = symmetries[index]
         stored = max(torch.finfo(theta[name].dtype).eps for name in symmetry.parameters)
         work = torch.finfo(working_dtype((theta[name].dtype for name in symmetry.parameters), dtype)).eps
         terms = sum(symmetry.kind.products.summands(leg.view.n, leg.view.m) for leg in symmetry.legs)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from conserved._torch_compat import tree_leaves
 from conserved.inference import being_followed
 from conserved.tracking.loss_graph import reaches_beside
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from conserved._torch_compat import adjusted_muon_rate, orthogonalized
 from conserved.moment import root_quotients
 from conserved.tracking.combination import Combination, Scalar
 
@@ -65,7 +66,7 @@ class Update:
 
 
 def _weight_decay(group: Mapping[str, Any]) -> Scalar | None:
-    """λ of a parameter group, as most optimizers call it."""
+    """Return λ of a parameter group, as most optimizers call it."""
     result: Scalar | None = group.get("weight_decay")
     return result
 
@@ -179,7 +180,7 @@ def rule_of(optimizer: Optimizer) -> Rule:
 
 
 def _generic(step: ParameterStep) -> Update:
-    """U = θ − θ', whatever made it; its causes are not told apart."""
+    """Return U = θ − θ', whatever made it; its causes are not told apart."""
     assert step.before is not None
     work = torch.promote_types(step.parameter.dtype, torch.float32)
     moved = step.before.to(work) - step.parameter.detach().to(work)
@@ -190,7 +191,7 @@ GENERIC = Rule(name="generic", update=_generic, keeps=lambda group: True, reads_
 
 
 def _sgd(step: ParameterStep) -> Update:
-    """U = lr·d with d = g + λθ, or the buffer b ← m·b + (1 − dampening)(g + λθ), or with Nesterov g + λθ + m·b."""
+    """Return U = lr·d; d is g + λθ, or the buffer b ← m·b + (1 − dampening)(g + λθ), or for Nesterov g + λθ + m·b."""
     lr, decay, momentum = (step.group[key] for key in ("lr", "weight_decay", "momentum"))
     theta, gradient = Combination.of(step.parameter), step.descent_gradient
     if momentum == 0:
@@ -218,7 +219,9 @@ def _sgd_momentum(group: Mapping[str, Any]) -> Scalar | None:
 
 
 def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
-    """m/(√v + ε'): m̂/(√v̂ + ε) but for the factor that `_corrections` gives, with the averages as they are stored."""
+    """Return m/(√v + ε'): m̂/(√v̂ + ε) but for the factor that `_corrections` gives, with the averages as they are
+    stored.
+    """
     group = steps[0].group
     _, root = _corrections(steps[0])
     key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
@@ -234,7 +237,7 @@ def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
 
 
 def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
-    """U = lr·m̂/(√v̂ + ε), with λθ added to the gradient (Adam) or to the update (AdamW)."""
+    """Return U = lr·m̂/(√v̂ + ε), with λθ added to the gradient (Adam) or to the update (AdamW)."""
     group, state = step.group, step.state
     lr, decay = group["lr"], group["weight_decay"]
     decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
@@ -255,7 +258,7 @@ def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
 
 
 def _rmsprop(step: ParameterStep) -> Update:
-    """U = lr·(g + λθ)/(√v + ε), or lr times a buffer of such directions."""
+    """Return U = lr·(g + λθ)/(√v + ε), or lr times a buffer of such directions."""
     group, state = step.group, step.state
     lr, decay = group["lr"], group["weight_decay"]
     square = _wide(state["square_avg"])
@@ -280,9 +283,7 @@ def _rmsprop(step: ParameterStep) -> Update:
 
 
 def _muon(step: ParameterStep) -> Update:
-    """U = lr_adjusted · orthogonalised average + lr·λ·θ; the orthogonalisation is repeated, bit for bit."""
-    from torch.optim import _muon as source
-
+    """Return U = lr_adjusted · orthogonalised average + lr·λ·θ; the orthogonalisation is repeated, bit for bit."""
     group = step.group
     lr, decay, momentum = group["lr"], group["weight_decay"], group["momentum"]
     buffer = step.state["momentum_buffer"]
@@ -292,10 +293,8 @@ def _muon(step: ParameterStep) -> Update:
         mixed = step.gradient.lerp(buffer, momentum)
     else:
         mixed = buffer
-    turned = Combination.of(
-        source._zeropower_via_newtonschulz(mixed, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    )
-    rate = source._adjust_lr(lr, group["adjust_lr_fn"], step.parameter.shape)
+    turned = Combination.of(orthogonalized(mixed, group["ns_coefficients"], group["ns_steps"], group["eps"]))
+    rate = adjusted_muon_rate(lr, group["adjust_lr_fn"], step.parameter.shape)
     before = (Combination.of(step.parameter) + rate * turned) / (1 - lr * decay)
     return Update(
         gradient=step.descent_gradient,

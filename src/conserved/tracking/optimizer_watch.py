@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.boundary import Boundary
 from conserved.errors import ConservedError
 from conserved.symmetry import Tensors
@@ -95,13 +96,16 @@ class OptimizerWatch:
         self._find_places()
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step. One hook of the monitor tells this: hooks cannot be added within a step."""
+        """Handle an optimizer that is about to step.
+
+        The monitor's hook calls this: hooks cannot be added within a step.
+        """
         for watched in self._watched:
             if watched.optimizer is optimizer:
                 self._start(watched)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Handle an optimizer that has stepped."""
         for watched in self._watched:
             if watched.optimizer is optimizer:
                 self._end(watched, optimizer)
@@ -122,12 +126,12 @@ class OptimizerWatch:
         return any(watched.steps for watched in self._watched)
 
     def copied_bytes(self) -> int:
-        """Memory that rules ask for to hold parameters from before a step."""
+        """Return memory that rules ask for to hold parameters from before a step."""
         names = [name for name in self._theta if name in self._place and self._keeps(name)]
         return sum(self._theta[name].numel() * self._theta[name].element_size() for name in names)
 
     def sums_of(self, name: str) -> GroupSums:
-        """The sums of the group a parameter is in."""
+        """Return the sums of the group a parameter is in."""
         watched, group = self._place[name]
         return watched.sums[group]
 
@@ -172,7 +176,7 @@ class OptimizerWatch:
 
     def _is_written(self, name: str, version: int) -> bool:
         gradient = self._theta[name].grad
-        return gradient is not None and gradient._version != version
+        return gradient is not None and version_of(gradient) != version
 
     def clear(self) -> None:
         """Forget the last step."""
@@ -184,20 +188,20 @@ class OptimizerWatch:
 
     def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
         """Return the last steps of some parameters."""
-        found: dict[str, Expansion] = {}
+        expansions: dict[str, Expansion] = {}
         groups: dict[Hashable, list[str]] = defaultdict(list)
         for name in names:
             watched, group = self._place[name]
             if watched.steps and name in watched.moved:
                 groups[id(watched), group].append(name)
             else:
-                found[name] = Expansion.of(self._theta[name], causes=causes)
+                expansions[name] = Expansion.of(self._theta[name], causes=causes)
         for own in groups.values():
-            found.update(self._expansions(own, causes=causes))
-        return [*map(found.__getitem__, names)]
+            expansions.update(self._expansions(own, causes=causes))
+        return [*map(expansions.__getitem__, names)]
 
     def unclipped(self, names: Sequence[str]) -> list[Expansion]:
-        """Parameters that have not moved, and their gradients as they are now."""
+        """Return parameters that have not moved, and their gradients as they are now."""
         return [self._unclipped(name) for name in names]
 
     def _unclipped(self, name: str) -> Expansion:
@@ -216,8 +220,8 @@ class OptimizerWatch:
             return torch.zeros(())
         # Tensors of two meshes, such as experts and the rest, have no norm together.
         meshes: dict[Hashable, list[Tensor]] = defaultdict(list)
-        for one in present:
-            meshes[getattr(one, "device_mesh", None)].append(one.coalesce().values() if one.is_sparse else one)
+        for item in present:
+            meshes[getattr(item, "device_mesh", None)].append(item.coalesce().values() if item.is_sparse else item)
         norms = [torch.nn.utils.get_total_norm(values) for values in meshes.values()]
         whole_norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
         if len(whole_norms) == 1:
@@ -230,14 +234,14 @@ class OptimizerWatch:
         every = [*self._steps(watched, group, names)]
         alike: dict[Hashable, list[int]] = defaultdict(list)
         make = watched.rule.make
-        for place, step in enumerate(every):
+        for index, step in enumerate(every):
             alone = step.count is None and make is not None
-            alike[step.count, type(step.parameter), place if alone else None].append(place)
+            alike[step.count, type(step.parameter), index if alone else None].append(index)
         for places in alike.values():
-            steps = every if len(alike) == 1 else [every[place] for place in places]
+            steps = every if len(alike) == 1 else [every[index] for index in places]
             made = [None] * len(steps) if make is None else make(steps)
-            found = self._alike(watched, group, steps, made, causes=causes)
-            yield from zip(map(names.__getitem__, places), found, strict=True)
+            expansion = self._alike(watched, group, steps, made, causes=causes)
+            yield from zip(map(names.__getitem__, places), expansion, strict=True)
 
     def _steps(self, watched: _Watched, group: int, names: Sequence[str]) -> Iterator[ParameterStep]:
         """Yield what an optimizer did to parameters of one group."""
@@ -264,14 +268,14 @@ class OptimizerWatch:
         *,
         causes: bool,
     ) -> list[Expansion]:
-        """Steps of parameters of one group with one step count, and what the rule made for each."""
+        """Return steps of parameters of one group with one step count, and what the rule made for each."""
         if not watched.rule.uniform or watched.skipped is not None:
             each = zip(steps, made, strict=True)
             return [self._expansion(watched, replace(step, made=own), causes=causes)[0] for step, own in each]
-        place = (id(watched), group, steps[0].count, causes)
-        if place not in self._patterns:
-            self._patterns[place] = self._expansion(watched, replace(steps[0], made=made[0]), causes=causes)
-        expansion, roles = self._patterns[place]
+        key = (id(watched), group, steps[0].count, causes)
+        if key not in self._patterns:
+            self._patterns[key] = self._expansion(watched, replace(steps[0], made=made[0]), causes=causes)
+        expansion, roles = self._patterns[key]
         own_tensors = {"parameter": attrgetter("parameter"), "gradient": attrgetter("gradient")}
         states = [step.state for step in steps]
         columns = [
@@ -282,7 +286,7 @@ class OptimizerWatch:
         return expansion.of_others([*zip(*columns, strict=True)])
 
     def _expansion(self, watched: _Watched, step: ParameterStep, *, causes: bool) -> tuple[Expansion, tuple[str, ...]]:
-        """The step of one parameter, and what its tensors are to it where the rule is that of all in a group."""
+        """Return the step of one parameter, and what its tensors are to it where the rule is that of all in a group."""
         parameter, update = step.parameter, watched.rule.update(step)
         if watched.skipped is not None:
             return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes), ()
@@ -299,7 +303,10 @@ class OptimizerWatch:
         return [self._count(watched, name) for name in names]
 
     def _count(self, watched: _Watched, name: str) -> float | None:
-        """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
+        """Return the number of steps, read from the device once.
+
+        A scaler that skips steps leaves no way to follow it.
+        """
         count = watched.optimizer.state[self._theta[name]].get("step")
         if isinstance(count, int | float):
             return count
@@ -333,14 +340,14 @@ class OptimizerWatch:
                         self._place[name] = (watched, number)
 
     def _notice_conversion(self) -> None:
-        """Parameters whose type has changed since the last step, before their optimizer trips over it."""
+        """Detect parameters whose type has changed since the last step, before their optimizer fails on them."""
         changed = [name for name in self._place if self._theta[name].dtype != self._types[name]]
         for name in changed:
             watched = self._place[name][0]
             optimizer, state = watched.optimizer, watched.optimizer.state[self._theta[name]]
             averages = [state.get(average) for average in watched.rule.averages]
             now, before = (str(kind).removeprefix("torch.") for kind in (self._theta[name].dtype, self._types[name]))
-            if any(isinstance(one, Tensor) and one.dtype != self._theta[name].dtype for one in averages):
+            if any(isinstance(item, Tensor) and item.dtype != self._theta[name].dtype for item in averages):
                 message = (
                     f"{name} was {before} and is {now} since the last step, while {type(optimizer).__name__} keeps its "
                     "averages as they were and cannot step. Convert the model before its optimizer is made, let "
@@ -355,7 +362,7 @@ class OptimizerWatch:
             self._converted(changed)
 
     def _start(self, watched: _Watched) -> None:
-        """A step is about to be made."""
+        """Prepare for a step."""
         if watched.depth and _running(watched.optimizer) <= 1:
             # The last step ended with an exception, and nothing was told of its end.
             watched.depth = 0
@@ -371,7 +378,7 @@ class OptimizerWatch:
                 self._copies[name] = self._theta[name].detach().clone()
 
     def _end(self, watched: _Watched, optimizer: Optimizer) -> None:
-        """A step was made: remember what with."""
+        """Record what a step was made with."""
         watched.depth -= 1
         if watched.depth > 0:
             return
@@ -392,7 +399,7 @@ class OptimizerWatch:
         for name in watched.moved & watched.counts.keys():
             watched.counts[name] += 1
         gradients = {name: self._theta[name].grad for name in watched.moved} if self._sampled() else {}
-        watched.versions = {name: g._version for name, g in gradients.items() if g is not None}
+        watched.versions = {name: version_of(g) for name, g in gradients.items() if g is not None}
         for sums, group in zip(watched.sums, watched.groups, strict=True):
             lr = group["lr"]
             sums.time = sums.time + lr
@@ -404,7 +411,7 @@ class OptimizerWatch:
 
 
 def _running(optimizer: Optimizer) -> int:
-    """How many `step` methods of an optimizer are on the stack, by the frames of the wrapper that calls hooks."""
+    """Return how many `step` methods of an optimizer are on the stack, by frames of the wrapper that calls hooks."""
     count, frame = 0, sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller

@@ -12,7 +12,7 @@ from conserved.tracking.run_audits import Audits
 
 LOGGER = logging.getLogger("conserved")
 
-_ACCOUNT = ("residual", "leak")
+ACCOUNT = ("residual", "leak")
 """Alarms of the account, which a wrong gradient explains."""
 
 
@@ -20,7 +20,7 @@ class RaisedAlarms:
     """What a run has raised so far, grouped; those of audits wait here for the record of their step."""
 
     def __init__(self, *, logs: bool) -> None:
-        """`logs`: whether this process is the one that tells of them."""
+        """Create an empty collection; `logs` says whether this process logs alarms."""
         self._logs = logs
         self._groups = AlarmGroups()
         self._waiting: list[Alarm] = []
@@ -30,14 +30,14 @@ class RaisedAlarms:
         """The defects seen so far: alarms that one defect explains are one."""
         return self._groups.all
 
-    def at_once(self, found: Iterable[Alarm]) -> None:
+    def at_once(self, alarms: Iterable[Alarm]) -> None:
         """Raise alarms before there is a record of their step."""
-        for alarm in found:
+        for alarm in alarms:
             self._waiting.append(alarm)
             self.add(alarm)
 
     def until(self, step: int) -> tuple[Alarm, ...]:
-        """Those raised at once for steps up to this one, for its record; each is given once."""
+        """Return those raised at once for steps up to this one, for its record; each is given once."""
         due = tuple(alarm for alarm in self._waiting if alarm.step <= step)
         self._waiting = [alarm for alarm in self._waiting if alarm.step > step]
         return due
@@ -48,8 +48,11 @@ class RaisedAlarms:
             LOGGER.warning("%s", alarm)
 
     def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
-        """An alarm of the account with its cause, as an audit of its step names it; else the next step gets one."""
-        if alarm.code not in _ACCOUNT:
+        """Return an alarm of the account with its cause, as an audit of its step names it.
+
+        Else the next step gets one.
+        """
+        if alarm.code not in ACCOUNT:
             return alarm
         return replace(alarm, message=f"{alarm.message} {self._cause(alarm, audits)}")
 
@@ -60,7 +63,7 @@ class RaisedAlarms:
         were clipped by value, the loss has a penalty on the weights, or the model took another way in this pass.
         """
         last, entry = audits.last, audits.series[-1] if audits.series else None
-        if alarm.code not in _ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
+        if alarm.code not in ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
             return ""
         if alarm.code == "residual" and entry.step != alarm.step:
             return ""
@@ -68,7 +71,7 @@ class RaisedAlarms:
         return last.verdict.message if last.changed or open_laws & {alarm.law, *alarm.laws} else ""
 
     def _cause(self, alarm: Alarm, audits: Audits) -> str:
-        entry = next((one for one in reversed(audits.series) if one.step == alarm.step), None)
+        entry = next((audit_entry for audit_entry in reversed(audits.series) if audit_entry.step == alarm.step), None)
         if self._groups.explaining(alarm) is not None:
             return "The audit has found gradients of these parameters to be wrong."
         if entry is not None and audits.last is not None and not entry.conclusive and not entry.refuted:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import children_of
 from conserved.alarm import Alarm
 from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit, Gauge, audit
@@ -86,12 +87,12 @@ class AuditEntry:
     """The largest predicted rounding errors of dQ and dK of attention, where it runs in half precision."""
 
     def readings(self) -> dict[str, float]:
-        """Named numbers for a dashboard."""
-        found = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}
-        found |= {f"audit/of_rounding/{family}": value for family, value in self.families.items()}
-        found |= {f"audit/{name}": value for name, value in self.rounding.items()}
-        found["audit/seconds"] = self.seconds
-        return found if self.gauge is None else found | {"audit/gauge": self.gauge}
+        """Return named numbers for a dashboard."""
+        result = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}
+        result |= {f"audit/of_rounding/{family}": value for family, value in self.families.items()}
+        result |= {f"audit/{name}": value for name, value in self.rounding.items()}
+        result["audit/seconds"] = self.seconds
+        return result if self.gauge is None else result | {"audit/gauge": self.gauge}
 
 
 def check_cadence(every: Cadence) -> None:
@@ -212,7 +213,7 @@ class Audits:
         self._armed = None
 
     def forget(self) -> None:
-        """Nothing used the gradients of the passes so far: what was seen of them does not belong to the next step."""
+        """Discard what was seen of passes whose gradients nothing used."""
         self.passes = 0
         self._pass.clear()
         if self._armed is not None:
@@ -326,7 +327,10 @@ class Audits:
         LOGGER.warning("conserved: step %d: gradients were replaced by those of the same pass run again.", step)
 
     def _replayable(self) -> bool:
-        """Whether the recorded pass can be run again; where parameters are sharded, on all processes or on none."""
+        """Return whether the recorded pass can be run again.
+
+        Where parameters are sharded, on all processes or on none.
+        """
         able = not self._pass.obstacle
         if not self._pass.together or not dist.is_initialized() or dist.get_world_size() == 1:
             return able
@@ -335,25 +339,28 @@ class Audits:
         return agreement is not None and bool(agreement.reduce("replay", int(able), min))
 
     def _compares(self, now: float) -> bool:
-        """Whether this audit compares gradients with the reference form: the first does, then as the budget allows."""
+        """Return whether this audit compares gradients with the reference form.
+
+        The first does, then as the budget allows.
+        """
         # Sharded gradients are not compared: every process has pieces of rows.
         return self._compare and self.every is not None and now >= self._next_comparison and not self._pass.together
 
-    def _note_comparison(self, found: Audit, step: int, began: float) -> None:
-        """Remember when gradients were compared with reference form, and when they may be again."""
-        if found.comparison is None:
+    def _note_comparison(self, audit: Audit, step: int, began: float) -> None:
+        """Record when gradients were compared with reference form, and when they may be again."""
+        if audit.comparison is None:
             return
         now = time.perf_counter()
         self._next_comparison = now + (now - began) / (self.budget.share * _COMPARED)
-        if not found.comparison.obstacle:
+        if not audit.comparison.obstacle:
             self.compared.append(step)
-        elif found.comparison.obstacle not in self._obstacles:
-            self._obstacles.add(found.comparison.obstacle)
-            LOGGER.info("conserved: step %d: %s", step, found.comparison.verdict.message)
+        elif audit.comparison.obstacle not in self._obstacles:
+            self._obstacles.add(audit.comparison.obstacle)
+            LOGGER.info("conserved: step %d: %s", step, audit.comparison.verdict.message)
 
-    def _note_rounding(self, found: Audit, step: int) -> None:
+    def _note_rounding(self, audit: Audit, step: int) -> None:
         """Say once that gradients of a kernel are mostly rounding: a note, because the backward pass is right."""
-        rounded = () if found.gauge is None else found.gauge.rounded
+        rounded = () if audit.gauge is None else audit.gauge.rounded
         alarms = self.attention_precision.alarms
         if self.notes or not (rounded or alarms):
             return
@@ -363,7 +370,7 @@ class Audits:
             return
         worst = max(rounded, key=lambda row: row.residual)
         text = (
-            f"step {step}: key gradients of {len(rounded)} of {len(found.gauge.rows if found.gauge else ())} heads add "
+            f"step {step}: key gradients of {len(rounded)} of {len(audit.gauge.rows if audit.gauge else ())} heads add "
             f"up to as much as {worst.residual:.0%} of their size, in {worst.name}[{worst.head}]. The attention kernel "
             "takes its softmax correction from a rounded output. The backward pass is right, its precision is low: "
             "conserved.attention.centered or the math backend mends it."
@@ -371,19 +378,19 @@ class Audits:
         self.notes.append(text)
         LOGGER.info("conserved: precision, %s", text)
 
-    def _remember(self, found: Audit) -> None:
+    def _remember(self, audit: Audit) -> None:
         """Keep diagnoses, so that a later audit replays only what is new.
 
         A residual that the same pass does not leave again, in one audit after the other, is no bit flip: something in
         the loop writes to gradients after the backward pass.
         """
-        failing = {row.name for row in found.failures}
-        self._diagnoses |= found.diagnoses
-        if _irreproducible(found) and self._why != _IRREPRODUCIBLE and alone():
+        failing = {row.name for row in audit.failures}
+        self._diagnoses |= audit.diagnoses
+        if _irreproducible(audit) and self._why != _IRREPRODUCIBLE and alone():
             # The next step tells a bit flip, which does not come back, from a loop that changes gradients every time.
             # Of several processes this one alone would look at it, and wait for the others.
             self._next_why = _IRREPRODUCIBLE
-        gone = [name for name, one in self._diagnoses.items() if one.wrong and name not in failing]
+        gone = [name for name, diagnosis in self._diagnoses.items() if diagnosis.wrong and name not in failing]
         for name in gone:
             del self._diagnoses[name]
 
@@ -396,66 +403,66 @@ class Audits:
         )
 
 
-def _irreproducible(found: Audit) -> bool:
+def _irreproducible(audit: Audit) -> bool:
     """Return whether gradients were not those of their pass, for the first time: a loop that changes them means to."""
-    origins = {diagnosis.origin for diagnosis in found.diagnoses.values()}
-    return bool(found.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
+    origins = {diagnosis.origin for diagnosis in audit.diagnoses.values()}
+    return bool(audit.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
 
 
-def changes_all_gradients(found: Audit) -> bool:
+def changes_all_gradients(result: Audit) -> bool:
     """Return whether most identities are broken in `.grad` and by no backward pass: the loop changed gradients."""
-    origins = {diagnosis.origin for diagnosis in found.diagnoses.values() if diagnosis.wrong}
-    if not found.failures or not origins <= {Origin.TRANSIENT, Origin.LOOP, Origin.UNKNOWN}:
+    origins = {diagnosis.origin for diagnosis in result.diagnoses.values() if diagnosis.wrong}
+    if not result.failures or not origins <= {Origin.TRANSIENT, Origin.LOOP, Origin.UNKNOWN}:
         return False
-    return 2 * len(found.failures) >= found.tested
+    return 2 * len(result.failures) >= result.tested
 
 
 def _compiled(model: nn.Module) -> bool:
     """Return whether a part of a model is compiled, in place or by a module around it."""
-    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
+    return any(m._compiled_call_impl is not None or "_orig_mod" in children_of(m) for m in model.modules())
 
 
-def _of_another_pass(found: Audit) -> bool:
+def _of_another_pass(audit: Audit) -> bool:
     """Return whether attention saw gradients that are not finite, and parameters have none: a step that was skipped."""
-    assert found.gauge is not None
-    infinite = any(not math.isfinite(row.residual) for row in found.gauge.rows)
-    return infinite and all(item.trouble != "not finite" for item in found.findings)
+    assert audit.gauge is not None
+    infinite = any(not math.isfinite(row.residual) for row in audit.gauge.rows)
+    return infinite and all(item.trouble != "not finite" for item in audit.findings)
 
 
-def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:
-    families = dict(found.by_family())
-    watched = found.gauge is not None and found.gauge.rows
+def _entry(audit: Audit, step: int, seconds: float, why: str) -> AuditEntry:
+    families = dict(audit.by_family())
+    watched = audit.gauge is not None and audit.gauge.rows
     return AuditEntry(
         step=step,
-        status=found.verdict.status.value,
-        ok=found.ok,
-        conclusive=found.conclusive,
-        worst=found.worst,
+        status=audit.verdict.status.value,
+        ok=audit.ok,
+        conclusive=audit.conclusive,
+        worst=audit.worst,
         excess=max(families.values(), default=0.0),
-        law=found.failures[0].name if found.failures else found.left_open[0].name if found.left_open else "",
-        tested=found.tested,
-        refuted=len(found.failures),
-        gauge=found.gauge.worst if found.gauge is not None and watched else None,
+        law=audit.failures[0].name if audit.failures else audit.left_open[0].name if audit.left_open else "",
+        tested=audit.tested,
+        refuted=len(audit.failures),
+        gauge=audit.gauge.worst if audit.gauge is not None and watched else None,
         families=families,
         seconds=seconds,
         why=why,
-        sensitivity=None if found.sensitivity is None else found.sensitivity.typical,
-        replays=len(found.diagnoses),
+        sensitivity=None if audit.sensitivity is None else audit.sensitivity.typical,
+        replays=len(audit.diagnoses),
     )
 
 
-def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
+def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
     """Yield what is wrong with the gradients of a step, one alarm for each defect.
 
     Laws of one family, and laws that share a parameter with them, are broken by one defect as far as anyone can tell.
     """
-    if found.moved is not None and found.failures:
-        worst = found.failures[0]
-        yield _alarm(step, "stale", "", [worst], found.verdict.message)
+    if audit.moved is not None and audit.failures:
+        worst = audit.failures[0]
+        yield _alarm(step, "stale", "", [worst], audit.verdict.message)
         return
-    if found.disagreements:
-        first = found.disagreements[0]
-        names = tuple(dict.fromkeys(item.name for item in found.disagreements if item.what == first.what))
+    if audit.disagreements:
+        first = audit.disagreements[0]
+        names = tuple(dict.fromkeys(item.name for item in audit.disagreements if item.what == first.what))
         yield Alarm(
             step=step,
             code="replicas",
@@ -467,41 +474,41 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
             laws=names,
             count=len(names),
         )
-    for code, failures in _by_code(found).items():
+    for code, failures in _by_code(audit).items():
         for rows in _connected(failures):
             yield _alarm(step, code, rows[0].family, rows, _said(rows))
-    if found.comparison is not None and not found.comparison.ok and not found.failures:
-        different = found.comparison.failures
+    if audit.comparison is not None and not audit.comparison.ok and not audit.failures:
+        different = audit.comparison.failures
         yield Alarm(
             step=step,
             code="gradient",
             law=different[0].parameter,
             value=different[0].difference,
             limit=different[0].limit,
-            message=found.comparison.verdict.message,
+            message=audit.comparison.verdict.message,
             family="reference",
             laws=tuple(item.parameter for item in different),
             count=len(different),
         )
-    if found.corrupted and not found.failures:
-        entry = found.corrupted[0]
+    if audit.corrupted and not audit.failures:
+        entry = audit.corrupted[0]
         yield Alarm(
             step=step,
             code="hardware",
             law=entry.parameter,
             value=entry.share,
             limit=0.0,
-            message=corruption_verdict(found.corrupted).message,
+            message=corruption_verdict(audit.corrupted).message,
             family="corrupted entry",
-            laws=tuple(item.parameter for item in found.corrupted),
-            count=len(found.corrupted),
+            laws=tuple(item.parameter for item in audit.corrupted),
+            count=len(audit.corrupted),
         )
-    infinite = [item.parameter for item in found.findings if item.trouble == "not finite"]
+    infinite = [item.parameter for item in audit.findings if item.trouble == "not finite"]
     if infinite:
         message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
         yield Alarm(step=step, code="not finite", law=infinite[0], value=math.nan, limit=0.0, message=message)
-    if found.gauge is not None and found.gauge.seen:
-        broken = [row for row in found.gauge.rows if not row.ok]
+    if audit.gauge is not None and audit.gauge.seen:
+        broken = [row for row in audit.gauge.rows if not row.ok]
         if broken:
             names = tuple(f"{row.name}[{row.head}]" for row in broken)
             yield Alarm(
@@ -510,7 +517,7 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
                 law=names[0],
                 value=broken[0].residual,
                 limit=broken[0].tolerance,
-                message=f"{found.gauge.verdict.message} The largest sum, in {names[0]}, is {broken[0].residual:.2g} of "
+                message=f"{audit.gauge.verdict.message} The largest sum, in {names[0]}, is {broken[0].residual:.2g} of "
                 f"its terms; rounding explains {broken[0].tolerance:.1g}.",
                 family="gauge",
                 laws=names,
@@ -518,18 +525,21 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
             )
 
 
-def _by_code(found: Audit) -> dict[str, list[Row]]:
-    """Broken identities by the kind of alarm they raise: "hardware" where the same pass does not leave them again."""
+def _by_code(audit: Audit) -> dict[str, list[Row]]:
+    """Return broken identities by the kind of alarm they raise.
+
+    "hardware" where the same pass does not leave them again.
+    """
     codes: dict[str, list[Row]] = {}
-    for row in found.failures:
-        diagnosis = found.diagnoses.get(row.name)
+    for row in audit.failures:
+        diagnosis = audit.diagnoses.get(row.name)
         transient = diagnosis is not None and diagnosis.origin is Origin.TRANSIENT
         codes.setdefault("hardware" if transient else "gradient", []).append(row)
     return codes
 
 
 def _needs_others(model: nn.Module, laws: LawSet) -> str:
-    """Why one process cannot run a pass of a model alone; empty if it can.
+    """Return why one process cannot run a pass of a model alone; empty if it can.
 
     A pass that waits for other processes, which do not run it again, would wait for ever.
     """
@@ -552,7 +562,7 @@ def _without_data_parallel(model: nn.Module) -> nn.Module:
 
 
 def _connected(rows: Sequence[Row]) -> list[list[Row]]:
-    """Broken identities in groups that have a family or a parameter in common, worst first."""
+    """Return broken identities in groups that have a family or a parameter in common, worst first."""
     groups = connected_groups(rows, lambda row: {f"family {row.family}", *row.parameters})
     return [sorted(members, key=lambda row: -row.excess) for members in groups]
 

@@ -38,7 +38,7 @@ class RunPanel:
 
 
 def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[RunPanel]:
-    """What is worth drawing of a run."""
+    """Return what is worth drawing of a run."""
     drift: dict[str, list[tuple[int, float]]] = {}
     causes: dict[str, list[tuple[int, float]]] = {}
     loss: list[tuple[int, float]] = []
@@ -50,24 +50,27 @@ def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[
                 causes.setdefault(name.removeprefix("total/cause/"), []).append((record.step, value))
         if "loss" in record.readings:
             loss.append((record.step, record.readings["loss"]))
-    found = [RunPanel(title="loss", series={"loss": loss}, log=False)] if loss else []
-    found.append(RunPanel(title="drift of the laws since the start, relative", series=drift, log=True))
+    result = [RunPanel(title="loss", series={"loss": loss}, log=False)] if loss else []
+    result.append(RunPanel(title="drift of the laws since the start, relative", series=drift, log=True))
     if causes:
-        found.append(RunPanel(title="first-order change in a step, by cause", series=causes, log=True))
+        result.append(RunPanel(title="first-order change in a step, by cause", series=causes, log=True))
     if audits:
         worst: dict[str, list[tuple[int, float]]] = {}
         for entry in audits:
             for family, value in entry.families.items():
                 worst.setdefault(family, []).append((entry.step, value))
         title = "audits: residual of gradient identities over what rounding explains"
-        found.append(RunPanel(title=title, series=worst, log=True, limit=1.0))
-    return found
+        result.append(RunPanel(title=title, series=worst, log=True, limit=1.0))
+    return result
 
 
 def draw(
     records: Sequence[StepRecord], audits: Sequence[AuditEntry], alarms: Sequence[Alarm], path: str | Path | None
 ) -> Any:
-    """A figure that notebooks show, or the path it was written to: a page that needs no network, or a picture."""
+    """Return a figure that notebooks show, or the path it was written to.
+
+    A page that needs no network, or a picture.
+    """
     if path is None:
         return _drawn(panels(records, audits), alarms)
     path = Path(path)
@@ -119,10 +122,10 @@ def _drawn(chosen: Sequence[RunPanel], alarms: Sequence[Alarm]) -> Any:
         axes = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]
         for axis, panel in zip(axes, chosen, strict=True):
             _draw_panel(axis, panel, alarms)
-        for place, alarm in enumerate(alarms[:3]):
+        for index, alarm in enumerate(alarms[:3]):
             axes[0].annotate(
                 f"{alarm.kind}: {alarm.law or alarm.tensor}",
-                (alarm.step, 0.93 - 0.14 * place),
+                (alarm.step, 0.93 - 0.14 * index),
                 xytext=(4, 0),
                 textcoords="offset points",
                 xycoords=("data", "axes fraction"),

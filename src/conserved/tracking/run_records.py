@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from conserved.tracking.alarm_rules import Growth
 from conserved.tracking.device_transfer import Transfer
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
-from conserved.tracking.raised_alarms import RaisedAlarms
+from conserved.tracking.raised_alarms import ACCOUNT, RaisedAlarms
 from conserved.tracking.run_audits import Audits
 
 RECORDS = "records"
@@ -34,7 +35,7 @@ class RunRecords:
         sinks: Sequence[Sink],
         config: MonitorConfig,
         boundary: Boundary,
-        kept: deque[StepRecord],
+        records: deque[StepRecord],
         *,
         every: int | str,
         logs: bool,
@@ -44,10 +45,13 @@ class RunRecords:
         self.alarms = RaisedAlarms(logs=logs)
         self._sinks = [BackgroundSink(sink) if sink.slow else sink for sink in sinks]
         self._rules = [alarm.watch() if isinstance(alarm, Growth) else alarm for alarm in config.alarms]
-        self._config, self._boundary, self._kept = config, boundary, kept
+        self._config, self._boundary, self._kept = config, boundary, records
         self._account: LawAccount | None = None
         self._transfer = self._lawless = Transfer((), [])
         self._parts, self._said = 1, ""
+        self._explained: set[int] = set()
+        """Steps of which there is a reason for what the account leaves over."""
+        self._explained_from = math.inf
 
     def watch(self, account: LawAccount | None) -> None:
         """Take the numbers of this account from now on; None for a monitor without laws."""
@@ -55,7 +59,7 @@ class RunRecords:
         self._transfer = self._lawless if account is None else account.transfer
 
     def begin_again(self, step: int) -> None:
-        """The laws are others from now on: later records go to a run of their own."""
+        """Start a run of its own for later records, because the laws have changed."""
         self._receive_from(self._transfer, None, wait=True)
         if self.started:
             self._parts += 1
@@ -77,14 +81,31 @@ class RunRecords:
             self._boundary.attempt(RECORDS, self._receive_from, transfer, audits, wait=wait)
         self._look_after_sinks()
 
+    def explain(self, step: int, *, later: bool = False) -> None:
+        """Know a reason for what the account leaves over in a step: it is recorded, and raises no alarm.
+
+        Args:
+            step: the number of the step.
+            later: whether the reason holds for all later steps too.
+        """
+        self._explained.add(step)
+        self._explained_from = min(self._explained_from, step if later else math.inf)
+
+    def _is_explained(self, alarm: Alarm) -> bool:
+        """Return whether there is a reason for an alarm of the account; a leak is made of all steps so far."""
+        if alarm.code == "leak":
+            return any(step <= alarm.step for step in self._explained)
+        return alarm.code in ACCOUNT and (alarm.step in self._explained or alarm.step >= self._explained_from)
+
     def _receive_from(self, transfer: Transfer, audits: Audits | None, *, wait: bool) -> None:
         for record in transfer.receive(wait=wait):
             raised = tuple(self._raised(record, audits))
-            found = (*self.alarms.until(record.step), *raised)
-            if found:
-                record = replace(record, alarms=found)
+            alarms = (*self.alarms.until(record.step), *raised)
+            if alarms:
+                record = replace(record, alarms=alarms)
                 for alarm in raised:
-                    self.alarms.add(alarm)
+                    if not self._is_explained(alarm):
+                        self.alarms.add(alarm)
             self._kept.append(record)
             self._write(record)
 
@@ -125,7 +146,7 @@ class RunRecords:
         )
 
     def _look_after_sinks(self) -> None:
-        """State what became of sinks that write on a thread of their own, and tell all of them the monitor's state."""
+        """Report the state of sinks that write on a thread of their own, and pass the monitor's state to all."""
         for sink in self._sinks:
             if isinstance(sink, BackgroundSink) and not self._boundary.off(_stage(sink)):
                 if sink.failure is not None:
@@ -134,11 +155,11 @@ class RunRecords:
                         raise sink.failure
                 elif sink.dropped:
                     self._boundary.remark(_stage(sink), "records are dropped, because it does not keep up")
-        said = "; ".join(map(str, self._boundary.conditions))
-        if said != self._said and self.started:
-            self._said = said
+        conditions = "; ".join(map(str, self._boundary.conditions))
+        if conditions != self._said and self.started:
+            self._said = conditions
             for sink in self._sinks:
-                self._boundary.attempt(_stage(sink), sink.note_state, said)
+                self._boundary.attempt(_stage(sink), sink.note_state, conditions)
 
     def drain(self) -> None:
         """Wait, for a limited time, until sinks have written what they were given."""

@@ -176,7 +176,7 @@ class RunResults:
         ]
 
     def errors(self, parameters: Tensors | nn.Module | None = None, *, by: By = "block") -> dict[str, float]:
-        """Equation (10) now: how far the laws are from their reference, relative to their size.
+        """Return Equation (10) now: how far the laws are from their reference, relative to their size.
 
         Args:
             parameters: an averaged or otherwise copied model, or its tensors by name; by default the model itself.
@@ -225,7 +225,9 @@ class RunResults:
         return run_summary.panel(self)
 
     def bounds(self) -> list[DriftBound]:
-        """Equation (9) for every law, with C_h and C_L from the run, beside the observed and the predicted drift."""
+        """Return equation (9) for every law, with C_h and C_L from the run, beside the observed and the predicted
+        drift.
+        """
         return [] if self._lawless else self._account.bounds()
 
     def decay(self) -> list[Decay]:
@@ -233,11 +235,16 @@ class RunResults:
         return [] if self._lawless else self._account.decay()
 
     def angular_momenta(self) -> list[AngularMomentum]:
-        """The conserved angular momenta of a heavy-ball run, for every law that has rotations among its generators."""
+        """Return the conserved angular momenta of a heavy-ball run, for every law that has rotations among its
+        generators.
+        """
         return [] if self._lawless else self._account.angular_momenta()
 
     def memory(self) -> dict[str, int]:
-        """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
+        """Return bytes held between steps.
+
+        By the laws, and by copies of parameters that an optimizer's rule asks for.
+        """
         watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         held = {"laws": 0, "copies": 0} if self._lawless else self._account.memory()
         return held | {"parameters": watched}

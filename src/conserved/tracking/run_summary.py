@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def summary(monitor: RunResults) -> str:
-    """Alarms first, then the last audit and the drift."""
+    """Return alarms first, then the last audit and the drift."""
     alarms, audits, last = monitor.alarms, monitor.audits, monitor.last_audit
     lines = [f"{len(alarms)} alarm{'s' if len(alarms) != 1 else ''} in {monitor.count:,} steps"]
     lines += [f"  {alarm}" for alarm in alarms]

@@ -42,7 +42,9 @@ class Coefficients:
     rate: Scalar
 
     def shifted(self) -> Coefficients:
-        """The same step of θ + c, as a law of 1 + γ sees it: B_0 is then θ' + c, and c one more tensor, the last.
+        """Return the same step of θ + c, as a law of 1 + γ sees it.
+
+        B_0 is then θ' + c, and c one more tensor, the last.
 
         Directions take no shift, so B_0 in them becomes (θ' + c) − c.
         """
@@ -118,7 +120,10 @@ class Expansion:
         )
 
     def of_others(self, tensors: Sequence[tuple[Tensor, ...]]) -> list[Expansion]:
-        """The same step of other parameters, whose tensors these are; gradients are not to be followed through it."""
+        """Return the same step of other parameters, whose tensors these are.
+
+        Gradients are not to be followed through it.
+        """
         coefficients, origins = self.coefficients, self.origins
         gathered = any(hasattr(kind, "full_tensor") for kind in {*map(type, chain.from_iterable(tensors))})
         sources = [tuple(map(whole, own)) for own in tensors] if gathered else tensors
@@ -153,7 +158,7 @@ def _nonzero(weights: Mapping[Slot, Scalar]) -> SlotWeights:
 
 
 def _paired(left: Sequence[Scalar], right: Sequence[Scalar]) -> SlotWeights:
-    """Σ_ij a_i b_j p(B_i, B_j)."""
+    """Return Σ_ij a_i b_j p(B_i, B_j)."""
     slot_weights: SlotWeights = {}
     for i, a in enumerate(left):
         for j, b in enumerate(right):

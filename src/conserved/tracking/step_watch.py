@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
 from conserved.tracking.identities.step_identity import distributed
@@ -96,7 +97,7 @@ class StepWatch:
         self._accumulated.clear()
 
     def note_optimizer_step(self) -> None:
-        """An optimizer has stepped."""
+        """Handle an optimizer that has stepped."""
         self.stepped = self.ever_stepped = True
 
     def remember_weights(self) -> None:
@@ -108,7 +109,7 @@ class StepWatch:
         return not self.stepped and self._step_versions not in (None, self.versions())
 
     def notice_foreign_gradients(self) -> bool:
-        """Notice gradients that were taken at other weights than those the optimizer starts from.
+        """Return whether gradients were taken at other weights than those the optimizer starts from.
 
         Sharpness-aware optimizers take them at perturbed weights and move back. No identity holds between such weights
         and such gradients, and a step from them cannot be split by cause. A second step with old gradients is another
@@ -130,15 +131,15 @@ class StepWatch:
             return True
         held = [p for p in self._held() if p.grad is not None]
         followed = [(self._accumulated[id(p)], p.grad) for p in held if id(p) in self._accumulated]
-        if followed and all(gradient is not None and id(gradient) != left[0] for left, gradient in followed):
+        if followed and all(gradient is not None and id(gradient) != remaining[0] for remaining, gradient in followed):
             return True
         # Every gradient was added to as often as those that are followed.
         versions = {version for _, version in self._accumulated.values()}
         matrices = [p.grad for p in held if p.grad is not None and p.ndim > 1]
-        return 2 * sum(gradient._version not in versions for gradient in matrices) > len(matrices)
+        return 2 * sum(version_of(gradient) not in versions for gradient in matrices) > len(matrices)
 
     def note_step_call(self) -> None:
-        """`Monitor.step()` was called; remember the gradients if no optimizer has stepped."""
+        """Handle a call of `Monitor.step()`; remember the gradients if no optimizer has stepped."""
         self._early = None if self.stepped else self.gradient_mark()
 
     def called_too_early(self) -> bool:
@@ -147,13 +148,16 @@ class StepWatch:
         return early is not None and early == self.gradient_mark()
 
     def gradient_mark(self) -> GradientMark | None:
-        """Identity of the current gradients; None if there are none."""
+        """Return identity of the current gradients; None if there are none."""
         first = next((p.grad for p in self._held() if p.grad is not None), None)
-        return None if first is None else (id(first), first._version, self._passes)
+        return None if first is None else (id(first), version_of(first), self._passes)
 
     def versions(self) -> tuple[int, ...]:
-        """How often the first parameters were written to; those of the optimizer, as sharding replaces the model's."""
-        return tuple(p._version for p in islice(self._held(), _SAMPLED))
+        """Return how often the first parameters were written to.
+
+        Those of the optimizer, as sharding replaces the model's.
+        """
+        return tuple(version_of(p) for p in islice(self._held(), _SAMPLED))
 
     def _held(self) -> Iterator[Tensor]:
         return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
@@ -173,7 +177,7 @@ class StepWatch:
             self.autocast.add(torch.get_autocast_dtype(device))
 
     def notice_accumulation(self, parameter: Tensor) -> None:
-        """Notice gradients that were discarded since the last backward pass of this step.
+        """Detect gradients that were discarded since the last backward pass of this step.
 
         A pass for an adversarial input, a penalty or the other network of a pair leaves gradients that are cleared
         before the pass of the step. A gradient that is added to stays one tensor and is written to once.
@@ -182,7 +186,7 @@ class StepWatch:
         if gradient is None or being_followed() or getattr(parameter, "main_grad", None) is not None:
             # Megatron's wrapper adds every gradient to a buffer and takes it away: nothing is discarded.
             return
-        key, now = id(parameter), (id(gradient), gradient._version)
+        key, now = id(parameter), (id(gradient), version_of(gradient))
         before, self._accumulated[key] = self._accumulated.get(key), now
         if before is not None and before not in (now, (now[0], now[1] - 1)):
             self._on_discarded()
@@ -195,7 +199,7 @@ def _notice_accumulation(watch: weakref.ref[StepWatch], parameter: Tensor) -> No
 
 
 def _leaves(model: nn.Module, called: nn.Module) -> Iterator[nn.Module]:
-    """Modules that hold parameters and no other modules."""
+    """Yield modules that hold parameters and no other modules."""
     for module in model.modules():
         inner = any(True for _ in module.children())
         if module is not called and not inner and any(True for _ in module.parameters(recurse=False)):

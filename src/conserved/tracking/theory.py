@@ -78,17 +78,17 @@ Momenta = Mapping[str, tuple[Tensor, Tensor]]
 def drift_bounds(
     ledger: Ledger, running: list[Running], watch: OptimizerWatch, impostors: Collection[str]
 ) -> list[DriftBound]:
-    """Equation (9) for every law, in the order of the laws."""
-    found: dict[int, DriftBound] = {}
-    for stack, kept in zip(ledger.stacks, running, strict=True):
-        observed = (kept.previous - kept.reference).abs().amax(-1).tolist()
-        predicted = kept.accounted.abs().amax(-1).tolist()
-        for row, place in enumerate(stack.places):
-            symmetry = ledger.symmetries[place]
+    """Return equation (9) for every law, in the order of the laws."""
+    bounds: dict[int, DriftBound] = {}
+    for stack, account in zip(ledger.stacks, running, strict=True):
+        observed = (account.previous - account.reference).abs().amax(-1).tolist()
+        predicted = account.accounted.abs().amax(-1).tolist()
+        for row, index in enumerate(stack.places):
+            symmetry = ledger.symmetries[index]
             curvature = 0.0 if symmetry.kind.linear else 2.0 * max(abs(degree) for degree in symmetry.degrees)
             squares = max(float(watch.sums_of(name).squares) for name in symmetry.parameters)
-            steepness, moved = float(kept.steepest[row]), float(kept.moved[row])
-            found[place] = DriftBound(
+            steepness, moved = float(account.steepest[row]), float(account.moved[row])
+            bounds[index] = DriftBound(
                 law=symmetry.name,
                 curvature=curvature,
                 steepness=steepness,
@@ -101,27 +101,27 @@ def drift_bounds(
                 and symmetry.name not in impostors
                 and all(watch.descends_plainly(name) for name in symmetry.parameters),
             )
-    return [found[place] for place in sorted(found)]
+    return [bounds[index] for index in sorted(bounds)]
 
 
 def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> list[Decay]:
     """Return the decay law for every law whose legs decay alike, by a rate that is known, in the order of the laws."""
-    found: dict[int, Decay] = {}
-    for stack, kept in zip(ledger.stacks, running, strict=True):
-        weights = stack.kind.products.multiplicities(stack.n, stack.m).to(kept.reference)
-        size = (weights * kept.reference.square()).sum(-1)
-        share = ((weights * kept.reference * kept.previous).sum(-1) / size).tolist()
-        for place, left in zip(stack.places, share, strict=True):
-            symmetry = ledger.symmetries[place]
+    by_place: dict[int, Decay] = {}
+    for stack, account in zip(ledger.stacks, running, strict=True):
+        weights = stack.kind.products.multiplicities(stack.n, stack.m).to(account.reference)
+        size = (weights * account.reference.square()).sum(-1)
+        share = ((weights * account.reference * account.previous).sum(-1) / size).tolist()
+        for index, share_left in zip(stack.places, share, strict=True):
+            symmetry = ledger.symmetries[index]
             sums = [watch.sums_of(name) for name in symmetry.parameters]
-            decayed = {float(one.decayed) for one in sums}
+            decayed = {float(sums_of_group.decayed) for sums_of_group in sums}
             total = decayed.pop()
             if not decayed and not math.isnan(total):
                 predicted = math.exp(-total if stack.kind.linear else -2 * total)
-                found[place] = Decay(
-                    law=symmetry.name, time=float(sums[0].time), decayed=total, predicted=predicted, observed=left
+                by_place[index] = Decay(
+                    law=symmetry.name, time=float(sums[0].time), decayed=total, predicted=predicted, observed=share_left
                 )
-    return [found[place] for place in sorted(found)]
+    return [by_place[index] for index in sorted(by_place)]
 
 
 def momenta(
@@ -144,7 +144,7 @@ def momenta(
 
 
 def angular_momenta(laws: LawSet, start: Momenta, now: Momenta, watch: OptimizerWatch) -> list[AngularMomentum]:
-    """Every angular momentum against what A_k = A_0 Π m_i makes of its start; a run begins with none."""
+    """Return every angular momentum against what A_k = A_0 Π m_i makes of its start; a run begins with none."""
     norm = torch.linalg.vector_norm
     result = []
     for name, (value, size) in now.items():

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from conserved._torch_compat import BatchNormBase
 from conserved.alarm import Alarm
 from conserved.inference.live import ModelParts, parts_of
 
@@ -25,7 +25,7 @@ def signature(model: nn.Module) -> Signature:
     """Return which parameters the model has, which of them are trained, and their shapes."""
     parameters = tuple((id(p), p.requires_grad, p.shape) for p in parts_of(model).parameters)
     # A batch norm in eval mode does not forget the scale of what it gets.
-    return (*parameters, *((id(m), m.training) for m in model.modules() if isinstance(m, _BatchNorm)))
+    return (*parameters, *((id(m), m.training) for m in model.modules() if isinstance(m, BatchNormBase)))
 
 
 def outline(parts: ModelParts) -> Outline:
@@ -46,7 +46,7 @@ def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Sign
         The alarm; None if the optimizers hold parameters of the model only, or do not hold all of them.
     """
     had, has = {key for key, *_ in before}, {id(p) for p in model.parameters()}
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     orphans = (had - has) & held
     # Parameters that nobody trains are reported by `HeldParameters`, once for one defect.
     if not orphans or any(p.requires_grad and id(p) not in held for p in model.parameters()):

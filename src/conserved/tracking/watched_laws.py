@@ -34,7 +34,7 @@ class Selection:
     def of(
         model: nn.Module, optimizers: Sequence[Optimizer], laws: LawSet, where: Where | None, *, with_impostors: bool
     ) -> Selection:
-        """Laws that `where` selects and all of whose parameters some optimizer steps."""
+        """Return laws that `where` selects and all of whose parameters some optimizer steps."""
         held = {
             id(parameter)
             for optimizer in optimizers
@@ -69,12 +69,12 @@ def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
     theta: dict[str, Tensor] = {}
     for symmetry in laws:
         for name in symmetry.parameters:
-            found = laws.parameters.get(name)
-            if found is None or id(found) not in held:
-                found = own.get(name, found)
-            if found is None:
+            parameter = laws.parameters.get(name)
+            if parameter is None or id(parameter) not in held:
+                parameter = own.get(name, parameter)
+            if parameter is None:
                 raise ValueError(f"{symmetry.name} speaks of {name}, which the model does not have.")
-            theta[name] = found
+            theta[name] = parameter
     return theta
 
 
@@ -111,10 +111,10 @@ def optimizers_of(given: Any) -> list[Optimizer]:
         return [given]
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"Expected a torch.optim.Optimizer or several, got {type(given).__name__}.")
-    found = {id(one): one for part in given for one in optimizers_of(part)}
-    if not found:
+    by_id = {id(optimizer): optimizer for part in given for optimizer in optimizers_of(part)}
+    if not by_id:
         raise TypeError("Expected a torch.optim.Optimizer or several, got none.")
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _why_none(model: nn.Module, laws: LawSet, wanted: LawSet, held: set[int]) -> str:

@@ -9,9 +9,9 @@ c = 1 − ηλ where weight decay is decoupled and 1 elsewhere. Only the sums of
 weights. Before the next step they also say whether a weight changed in between.
 
 **Limit.** Rounding makes an error of at most a_j = k u |θ_j| + r |U_j| in entry j: k values are stored on the way, r is
-how far the arithmetic of an optimizer may be from its formula. Signs do not know the errors, so that by Hoeffding's
-inequality |Σ w_j δ_j| exceeds t (Σ a_j²)^½ with a chance of at most 2 exp(−t²/2). The limit below has t = 8: 3e-14 for
-one block, 1e-6 a year for a billion weights that are looked at every second.
+how far the arithmetic of an optimizer may be from its formula. Sums are rounded as well. Signs do not know the errors,
+so that by Hoeffding's inequality |Σ w_j δ_j| exceeds t (Σ a_j²)^½ with a chance of at most 2 exp(−t²/2). The limit
+below has t = 8: 3e-14 for one block, 1e-6 a year for a billion weights that are looked at every second.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from conserved.symmetry.view import local
+from conserved.tracking.identities.entry_samples import all_sampled
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.reference_steps import rule_for
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared
 
 BLOCK = 128
 """Entries of a block. Fewer take more memory; more hide a wrong entry among the rounding of others."""
@@ -38,6 +39,9 @@ _DEVIATIONS = 8.0
 
 _STORED = 2.0
 """Roundings of a weight in one step: after weight decay and after the update."""
+
+_SUMMED = torch.finfo(torch.float32).eps / 2 * math.sqrt(BLOCK)
+"""Rounding of the sum of a block, over the norm of its entries."""
 
 _RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.03}
 """How far an update may be from its formula, by type of the weights; the same as for sampled entries in float32.
@@ -131,7 +135,8 @@ class BlockSums(StepIdentity):
         if not step.thorough or step.closure or _update_of(optimizer) is None or _skips(optimizer):
             return
         tensors = [p for group in optimizer.param_groups for p in group["params"] if _comparable(p, group)]
-        if not tensors:
+        if not tensors or all_sampled(tensors):
+            # Every entry of a small model is compared by itself.
             return
         with torch.no_grad(), self._timed(tensors[0]):
             now = [_Sums(p, self._read(p), p._version) for p in tensors]
@@ -179,12 +184,13 @@ class BlockSums(StepIdentity):
             lr = _number(group["lr"])
             moved = moved * group["momentum"] + lr * (gradient + group["weight_decay"] * sums.values)
         residual = (after - (decay * sums.values - moved)).abs()
-        stored = _STORED * unit * self._norm(_wide(local(p)))
+        # A sum of n numbers in float32 rounds n partial sums, each about as large as their norm: u √n of it.
+        stored = math.hypot(_STORED * unit, _SUMMED) * self._norm(_wide(local(p)))
         limit = _DEVIATIONS * (stored.square() + (_RELATIVE[p.dtype] * rate * self._norm(direction)).square()).sqrt()
         # A weight beyond 10¹⁹ has no square in float32: then nothing is allowed to its block.
         limit = torch.where(limit.isfinite(), limit, 0.0)
-        # Sums of float32 are rounded themselves, and a block of zeros has no limit but this.
-        limit = limit + 2 * torch.finfo(torch.float32).eps * (after.abs() + sums.values.abs()) + 1e-30
+        # A block of zeros has no limit but this.
+        limit = limit + 1e-30
         excess = torch.where(sums.values.isfinite(), (residual / limit).nan_to_num(math.inf, math.inf), 0.0)
         worst, block = excess.max(0)
         return torch.stack((worst.double(), block.double(), (excess > 1).sum().double()))
@@ -280,7 +286,7 @@ def _skips(optimizer: Optimizer) -> bool:
 
 def _comparable(p: Tensor, group: Mapping[str, Any]) -> bool:
     """Return whether a tensor steps by the formulas above in this step."""
-    if p.grad is None or not is_plain(p) or not is_plain(p.grad) or p.is_shared() or p.dtype not in _RELATIVE:
+    if p.grad is None or not is_plain(p) or not is_plain(p.grad) or is_shared(p) or p.dtype not in _RELATIVE:
         return False
     return local(p).numel() > 0 and not group.get("differentiable", False)
 

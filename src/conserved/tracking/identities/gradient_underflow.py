@@ -59,7 +59,9 @@ class GradientUnderflow(StepIdentity):
         small = [(value, name) for value, name in zip(numbers.tolist(), names, strict=True) if value < _SMALLEST]
         if 2 * len(small) > len(names):
             self._reported = True
-            if any(one is not None and one.is_enabled() for one in (ref() for ref in RunObjects.search().scalers)):
+            if any(
+                scaler is not None and scaler.is_enabled() for scaler in (ref() for ref in RunObjects.search().scalers)
+            ):
                 return
             value, worst = min(small)
             yield StepFinding(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import children_of, parameters_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import (
@@ -95,8 +96,8 @@ class HeldParameters(StepIdentity):
     def _look_at_groups(self, step: TrainingStep) -> None:
         own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.structure.parameters.items()}
         registered = set(own)
-        kept = [(name, reference()) for name, reference in self._kept]
-        own |= {id(p): (name, p) for name, p in kept if p is not None and id(p) not in own}
+        copies = [(name, reference()) for name, reference in self._kept]
+        own |= {id(p): (name, p) for name, p in copies if p is not None and id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
         if signature == self._signature:
@@ -196,16 +197,16 @@ def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _parameter(model: nn.Module, name: str) -> Tensor | None:
     path, _, last = name.rpartition(".")
     for part in path.split(".") if path else ():
-        child = model._modules.get(part)
+        child = children_of(model).get(part)
         if child is None:
             return None
         model = child
-    return model._parameters.get(last)
+    return parameters_of(model).get(last)
 
 
 def _weights(model: nn.Module, kind: type[nn.Module]) -> list[tuple[str, Tensor]]:
     named = (
-        (f"{name}.weight" if name else "weight", module._parameters.get("weight"))
+        (f"{name}.weight" if name else "weight", parameters_of(module).get("weight"))
         for name, module in model.named_modules()
         if isinstance(module, kind)
     )

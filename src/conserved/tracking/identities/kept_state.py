@@ -52,16 +52,16 @@ class KeptState(StepIdentity):
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_lost(step, optimizer)
-        kept = self._states.pop(id(optimizer), None)
-        if kept is None or kept.tensors != _state_ids(optimizer) or step.slowed == step.number - 1:
+        state = self._states.pop(id(optimizer), None)
+        if state is None or state.tensors != _state_ids(optimizer) or step.slowed == step.number - 1:
             # Loaded, moved or converted: other tensors, of which nothing is known.
             return
-        now = kept.sample.read()
-        changed = ((kept.after != now) & ~(kept.after.isnan() & now.isnan())).double()
-        counts = kept.sample.sums(changed)
-        sizes = (kept.sample.largest(one.nan_to_num(1.0)) for one in (kept.after, now))
+        now = state.sample.read()
+        changed = ((state.after != now) & ~(state.after.isnan() & now.isnan())).double()
+        counts = state.sample.sums(changed)
+        sizes = (state.sample.largest(sample.nan_to_num(1.0)) for sample in (state.after, now))
         numbers = torch.stack((counts, *sizes), -1)
-        step.read(numbers, lambda arrived: _judge(arrived, kept.labels, type(optimizer).__name__))
+        step.read(numbers, lambda arrived: _judge(arrived, state.labels, type(optimizer).__name__))
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if not step.thorough:

@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
+from conserved._torch_compat import BatchNormBase, DropoutBase, InstanceNormBase
 from conserved.inference.live import ModelParts, parameters_of, parts_of
 
 
@@ -58,14 +56,14 @@ class ModelStructure:
         return tuple((name, p) for name, p in self.parameters.items() if not p.requires_grad)
 
     @cached_property
-    def batch_norms(self) -> tuple[tuple[str, _BatchNorm], ...]:
+    def batch_norms(self) -> tuple[tuple[str, BatchNormBase], ...]:
         """Batch norms with their names."""
-        return tuple((name, m) for name, m in self._model.named_modules() if isinstance(m, _BatchNorm))
+        return tuple((name, m) for name, m in self._model.named_modules() if isinstance(m, BatchNormBase))
 
     @cached_property
-    def moded(self) -> tuple[_DropoutNd | _BatchNorm | _InstanceNorm, ...]:
+    def moded(self) -> tuple[DropoutBase | BatchNormBase | InstanceNormBase, ...]:
         """Layers that may act differently in train and eval mode."""
-        return tuple(m for m in self.modules if isinstance(m, _DropoutNd | _BatchNorm | _InstanceNorm))
+        return tuple(m for m in self.modules if isinstance(m, DropoutBase | BatchNormBase | InstanceNormBase))
 
     def names(self, optimizers: Iterable[Optimizer]) -> dict[int, str]:
         """Return the names of parameters by identity, and of what optimizers hold besides."""

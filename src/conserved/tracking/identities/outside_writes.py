@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample
 from conserved.tracking.identities.finding import StepFinding, name_tensors
@@ -59,17 +60,17 @@ class _Change:
     written: list[int]
     """Places of trained tensors that changed and were not clamped or normed."""
 
-    def is_entry(self, place: int) -> bool:
+    def is_entry(self, index: int) -> bool:
         """Return whether one entry alone changed, and was not clamped."""
-        changed = self.new[place] != self.old[place]
+        changed = self.new[index] != self.old[index]
         if int(changed.sum()) != 1 or len(changed) == 1:
             return False
-        old, new = (float(values[changed].abs()) for values in (self.old[place], self.new[place]))
-        return not (new < old and new == float(self.new[place].abs().max()))
+        old, new = (float(values[changed].abs()) for values in (self.old[index], self.new[index]))
+        return not (new < old and new == float(self.new[index].abs().max()))
 
-    def factor(self, place: int) -> float | None:
+    def factor(self, index: int) -> float | None:
         """Return the number that a whole tensor was multiplied by; None if it was not."""
-        old, new = self.old[place], self.new[place]
+        old, new = self.old[index], self.new[index]
         factor = float((old @ new) / (old @ old).clamp_min(1e-300))
         return factor if factor and bool((new - factor * old).norm() <= 1e-4 * (new - old).norm()) else None
 
@@ -119,6 +120,8 @@ class OutsideWrites(StepIdentity):
         self._forward: list[int] | None = None
         """Versions of weights when a forward pass began."""
         self._in_forward = False
+        self._constrained = False
+        """Whether the program clamps, norms or averages its weights after steps."""
         self._marked: list[Tensor] = []
         self._marks: list[int] = []
         """Some weights of every group, and their versions after the last step."""
@@ -131,17 +134,18 @@ class OutsideWrites(StepIdentity):
 
     def begin(self, step: TrainingStep) -> None:
         weights = [p for p in step.structure.parameters.values() if p.requires_grad and _comparable(p) and on_host(p)]
-        self._slow = (weights, [_some(p).clone() for p in weights])
+        # Weights on a device are not read here: that would wait for it.
+        self._slow = (weights, [_some(p).clone() for p in weights]) if weights else None
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
-        self._forward = None if self._sample is None else [p._version for p in self._sample.tensors]
+        self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         if self._sample is not None and self._forward is not None:
-            self._in_forward |= self._forward != [p._version for p in self._sample.tensors]
+            self._in_forward |= self._forward != [version_of(p) for p in self._sample.tensors]
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        if self._sample is None and self._marks != [p._version for p in self._marked]:
+        if self._sample is None and self._marks != [version_of(p) for p in self._marked]:
             # Written to in a step that was not looked at: slow weights are not where they were.
             self._unseen, self._slow = True, None
         self._compare(step)
@@ -162,7 +166,7 @@ class OutsideWrites(StepIdentity):
         # Several optimizers may step one after the other: the last one counts.
         self.restart()
         self._marked = [p for group in optimizer.param_groups for p in group["params"][:_MARKED]]
-        self._marks = [p._version for p in self._marked]
+        self._marks = [version_of(p) for p in self._marked]
         if step.thorough:
             self._remember(step)
             self._remember_buffers(step)
@@ -171,7 +175,7 @@ class OutsideWrites(StepIdentity):
         """Look at buffers: those that never change, and the counts of running statistics."""
         for name, (buffer, old, version) in self._buffers.items():
             same = bool(_checksum(buffer) == old)
-            silent = not same and buffer._version == version and self._constant.get(name, 0) >= _CONSTANT
+            silent = not same and version_of(buffer) == version and self._constant.get(name, 0) >= _CONSTANT
             self._constant[name] = self._constant.get(name, 0) + 1 if same else 0
             if silent:
                 step.report(
@@ -201,8 +205,8 @@ class OutsideWrites(StepIdentity):
                 )
             )
 
-    def _remark(self, step: TrainingStep, what: str) -> None:
-        step.remark("weights", f"they are {what} besides the optimizer's steps, which are not accounted for then")
+    def _remark(self, step: TrainingStep, subject: str) -> None:
+        step.remark("weights", f"they are {subject} besides the optimizer's steps, which are not accounted for then")
 
     def _moves_to_slow_weights(self) -> bool:
         """Return whether all weights have moved by one factor towards where they once were, and begin there again."""
@@ -230,10 +234,12 @@ class OutsideWrites(StepIdentity):
         factors = [change.factor(i) for i in change.written]
         if any(factor is None for factor in factors):
             return False
+        if any(factor is not None and factor > 1 for factor in factors):
+            return True
         decays = {
             id(p): group.get("weight_decay", 0)
-            for one in step.optimizers
-            for group in one.param_groups
+            for optimizer in step.optimizers
+            for group in optimizer.param_groups
             for p in group["params"]
         }
         return inside or any(decays.get(id(change.sample.tensors[i])) for i in change.written)
@@ -254,21 +260,23 @@ class OutsideWrites(StepIdentity):
         )
 
     def _remember_buffers(self, step: TrainingStep) -> None:
-        found = {
+        buffers = {
             name: b
             for name, b in step.model.named_buffers()
             if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not is_shared(b)
         }
-        self._buffers = {name: (b, _checksum(b), b._version) for name, b in found.items()}
+        self._buffers = {name: (b, _checksum(b), version_of(b)) for name, b in buffers.items()}
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
-        step.rewritten |= self._habit
-        if self._habit and self._marks != [p._version for p in self._marked]:
+        moved = self._marks != [version_of(p) for p in self._marked]
+        if self._habit or self._constrained:
+            step.rewritten = True
+        if self._habit and moved:
             step.slowed = step.number
         if self._sample is None or self._habit:
             return
-        if step.number <= _FIRST or self._versions != [p._version for p in self._sample.tensors]:
+        if step.number <= _FIRST or self._versions != [version_of(p) for p in self._sample.tensors]:
             self._compare(step, ends=False)
             if step.thorough:
                 self._remember(step)
@@ -296,14 +304,14 @@ class OutsideWrites(StepIdentity):
         self._sample = EntrySample.of(tensors, step.number)
         self._after = self._sample.read()
         self._fast = None if self._slow is None else torch.cat([_some(p) for p in self._slow[0]]).double()
-        self._versions = [p._version for p in tensors]
-        left = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
+        self._versions = [version_of(p) for p in tensors]
+        allowance = _CHECKSUMS.get(device.type, _MOST_CHECKSUMS)
         for offset in range(len(pairs)):
             name, p = pairs[(self._turn + offset) % len(pairs)]
-            if left < local(p).numel() and offset:
+            if allowance < local(p).numel() and offset:
                 break
-            left -= local(p).numel()
-            self._sums.append((name, p, _checksum(p), p._version))
+            allowance -= local(p).numel()
+            self._sums.append((name, p, _checksum(p), version_of(p)))
         self._turn = (self._turn + len(self._sums)) % len(pairs)
 
     def _compare(self, step: TrainingStep, *, ends: bool = True) -> None:
@@ -326,7 +334,7 @@ class OutsideWrites(StepIdentity):
         allowed = spacings * eps * sample.largest(after)
         change = sample.largest(now - after)
         # In-place operations count up a tensor's version; what leaves it alone is not an operation of the loop.
-        silent = [(name, p, old) for name, p, old, version in sums if p._version == version]
+        silent = [(name, p, old) for name, p, old, version in sums if version_of(p) == version]
         flipped = torch.stack([_checksum(p) != old for _, p, old in silent]).to(now.device) if silent else now[:0] > 0
         checked = [name for name, _, _ in silent]
         numbers = torch.cat((change, allowed, flipped.double()))
@@ -359,13 +367,16 @@ class OutsideWrites(StepIdentity):
         frozen = [i for i in written if not trained[i]]
         own = any(trained[i] for i in written)
         # In coarse precision much of what a program writes is within the spacing.
-        touched = any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True))
-        step.rewritten |= touched
+        coarse = any(torch.finfo(kind).eps > _COARSE for kind in self._kinds)
+        touched = own or (coarse and any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True)))
+        if touched:
+            step.rewritten = bool(step.rewritten)
         if own and not free:
+            self._constrained = True
             self._remark(step, "clamped or normalised")
         slow = self._moves_to_slow_weights() if own else False
         if slow:
-            step.slowed, self._unseen = sample.number, True
+            step.slowed, self._unseen, self._constrained = sample.number, True, True
             self._remark(step, "moved towards slow weights")
         held, self._held = self._held, None
         before = held is not None and sample.number > (held.step or 0)
@@ -444,12 +455,12 @@ def _is_constraint(tensor: Tensor, old: Tensor, new: Tensor) -> bool:
     values = new[changed].abs()
     if int(changed.sum()) > 1 and bool((values == new.abs().max()).all()):
         return True
-    whole = local(tensor.detach()).double()
+    complete = local(tensor.detach()).double()
     near = max(1e-5, torch.finfo(tensor.dtype).eps)
-    if whole.ndim < 2:
+    if complete.ndim < 2:
         return False
     for dim in (0, 1):
-        rows = whole.transpose(0, dim).flatten(1)
+        rows = complete.transpose(0, dim).flatten(1)
         norms = rows.norm(dim=1)
         if len(norms) > 1 and bool(((norms - norms.max()).abs() <= near * norms.max()).float().mean() > 0.5):
             return True
@@ -464,8 +475,8 @@ def _describe(old: Tensor, new: Tensor) -> str:
     if not bool(torch.isfinite(new).all()):
         return "there are values that are not finite"
     if changed == 1 and len(old) > 1:
-        place = int((new != old).nonzero()[0])
-        return f"one entry went from {float(old[place]):.4g} to {float(new[place]):.4g}"
+        position = int((new != old).nonzero()[0])
+        return f"one entry went from {float(old[position]):.4g} to {float(new[position]):.4g}"
     if not bool(new.any()):
         return "all of it is zero now"
     factor = float((old @ new) / (old @ old).clamp_min(1e-300))

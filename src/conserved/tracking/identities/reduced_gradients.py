@@ -94,8 +94,8 @@ class ReducedGradients(StepIdentity):
     def after_step(self, step: TrainingStep) -> None:
         if self._exchange is None:
             return
-        for rank, number, theirs, _ in self._exchange.arrivals():
-            self._shown.setdefault(number, {})[rank] = theirs["computed"]
+        for rank, number, others_own, _ in self._exchange.arrivals():
+            self._shown.setdefault(number, {})[rank] = others_own["computed"]
         for number in sorted(self._used):
             if {*self._ranks} <= {*self._shown.get(number, {})}:
                 self._judge(step, number, self._used.pop(number), self._shown.pop(number))

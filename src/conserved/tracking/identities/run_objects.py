@@ -27,18 +27,20 @@ class RunObjects:
     @staticmethod
     def search(model: nn.Module | None = None) -> RunObjects:
         """Look once at every object of the process: about 20 ms for the half million that importing torch makes."""
-        found = RunObjects()
+        objects = RunObjects()
         everything = gc.get_objects()
         # By type: `isinstance` asks proxies, which may raise. Types are few, so that objects are looked at in C.
-        lists = {kind: own for kind in set(map(type, everything)) if (own := found._list_for(kind, model)) is not None}
+        lists = {
+            kind: own for kind in set(map(type, everything)) if (own := objects._list_for(kind, model)) is not None
+        }
         held: set[int] = set()
-        for each in [one for one in everything if type(one) in lists]:
+        for each in [item for item in everything if type(item) in lists]:
             if issubclass(type(each), Optimizer):
                 held |= parameter_ids(each)
             elif type(each) is not type(model) or (model is not None and _is_copy(each, model)):
                 lists[type(each)].append(weakref.ref(each))
-        found.copies = [copy for copy in found.copies if held.isdisjoint(map(id, copy().parameters()))]
-        return found
+        objects.copies = [copy for copy in objects.copies if held.isdisjoint(map(id, copy().parameters()))]
+        return objects
 
     def _list_for(self, kind: type, model: nn.Module | None) -> list[weakref.ref[Any]] | None:
         """Return the list that objects of a type go into; None for types that are not wanted."""
@@ -63,11 +65,11 @@ def _is_copy(module: nn.Module, model: nn.Module) -> bool:
 
 def wrapped_ids(optimizer: Any) -> set[int]:
     """Return the identities of an optimizer and of those it wraps, as accelerate's does."""
-    found: set[int] = set()
-    while optimizer is not None and id(optimizer) not in found:
-        found.add(id(optimizer))
+    ids: set[int] = set()
+    while optimizer is not None and id(optimizer) not in ids:
+        ids.add(id(optimizer))
         optimizer = getattr(optimizer, "optimizer", None)
-    return found
+    return ids
 
 
 def parameter_ids(optimizer: Optimizer) -> set[int]:

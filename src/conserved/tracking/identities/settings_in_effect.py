@@ -99,10 +99,10 @@ def _is_slip(key: str) -> bool:
 def _options_outside(optimizer: Optimizer) -> dict[str, Any]:
     """Return attributes and defaults of an optimizer that have the name of an option of its groups."""
     options: set[str] = set.intersection(*(set(group) for group in optimizer.param_groups)) - {"params"}
-    found = {key: value for key, value in vars(optimizer).items() if key in options and _is_plain(value)}
+    settings = {key: value for key, value in vars(optimizer).items() if key in options and _is_plain(value)}
     defaults: Mapping[str, Any] = getattr(optimizer, "defaults", {})
-    found |= {f"defaults.{key}": value for key, value in defaults.items() if key in options and _is_plain(value)}
-    return found
+    settings |= {f"defaults.{key}": value for key, value in defaults.items() if key in options and _is_plain(value)}
+    return settings
 
 
 def _is_plain(value: Any) -> bool:

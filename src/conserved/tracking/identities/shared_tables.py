@@ -81,8 +81,8 @@ class SharedTables(StepIdentity):
     def _compare(self, step: TrainingStep) -> None:
         assert self._exchange is not None
         assert self._ranks is not None
-        for rank, number, theirs, _ in self._exchange.arrivals():
-            self._steps.setdefault(number, {})[rank] = theirs["sums"]
+        for rank, number, other, _ in self._exchange.arrivals():
+            self._steps.setdefault(number, {})[rank] = other["sums"]
         for number in sorted(self._steps):
             shown = self._steps[number]
             if {*self._ranks.first, *self._ranks.last} <= {*shown}:
@@ -128,4 +128,4 @@ def _additive(gradient: Tensor, start: int, end: int) -> _Sums:
 
 
 def _total(shown: dict[int, _Sums], ranks: Sequence[int]) -> _Sums:
-    return [math.fsum(shown[rank][place] for rank in ranks) for place in range(3)]
+    return [math.fsum(shown[rank][index] for rank in ranks) for index in range(3)]

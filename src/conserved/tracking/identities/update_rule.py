@@ -143,7 +143,10 @@ class UpdateRule(StepIdentity):
     def _look_at_coarse(
         self, step: TrainingStep, number: int, group: tuple[int, int], rows: Sequence[tuple[list[float], str]]
     ) -> Iterator[StepFinding]:
-        """Remark that most updates are below the spacing of the weights; yield a finding if nothing lands at all."""
+        """Yield remark that most updates are below the spacing of the weights.
+
+        Yield a finding if nothing lands at all.
+        """
         asked = sum(row[6] for row, _ in rows)
         share = sum(row[5] for row, _ in rows) / asked if asked else 1.0
         if share < _LANDED:
@@ -201,8 +204,8 @@ class UpdateRule(StepIdentity):
             return
         made = sample.read() - before
         moved = sample.largest(made)
-        slope = sample.read([g for p in sample.tensors if (g := _own_gradient(p)) is not None])
-        gradient = sample.largest(slope)
+        gradient_here = sample.read([g for p in sample.tensors if (g := _own_gradient(p)) is not None])
+        gradient = sample.largest(gradient_here)
         spacing = sample.largest(before) * torch.finfo(torch.float32).eps
         rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
         # Steps are about the rate, or the rate times the gradient; far above the spacing, either would show.
@@ -220,7 +223,7 @@ class UpdateRule(StepIdentity):
 
         step.read((moved == 0) & visible, decide)
         if not step.closure and not any(group.get("maximize") for group in optimizer.param_groups):
-            uphill = sample.sums(made * slope) > 0
+            uphill = sample.sums(made * gradient_here) > 0
             step.read(uphill.double(), lambda arrived: self._look_uphill(arrived, own_names, optimizer, step.number))
 
     def _look_uphill(
@@ -243,8 +246,8 @@ class UpdateRule(StepIdentity):
 
 def _skips(optimizer: Optimizer) -> bool:
     """Return whether a scaler has told a fused optimizer to leave everything as it is."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(torch.as_tensor(found).sum() > 0)
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(torch.as_tensor(found_inf).sum() > 0)
 
 
 def _rate(group: Mapping[str, Any]) -> Any:
@@ -337,14 +340,14 @@ def _own_gradient(parameter: Tensor) -> Tensor | None:
 
 def _only_with_gradient(group: _Group) -> _Group:
     """Return the part of a group whose tensors have a gradient after the step."""
-    kept = [i for i, p in enumerate(group.sample.tensors) if _own_gradient(p) is not None]
-    whole = group.sample
+    indices = [i for i, p in enumerate(group.sample.tensors) if _own_gradient(p) is not None]
+    complete = group.sample
 
     def narrow(entries: Tensor) -> Tensor:
-        parts = whole.per_tensor(entries)
-        return torch.cat([parts[i] for i in kept]) if kept else entries[:0]
+        parts = complete.per_tensor(entries)
+        return torch.cat([parts[i] for i in indices]) if indices else entries[:0]
 
-    sample = whole.part(kept)
+    sample = complete.part(indices)
     old = group.before
     before = GroupEntries(
         theta=narrow(old.theta),
