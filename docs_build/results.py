@@ -1387,7 +1387,7 @@ def attention_cost() -> str:
             more = (f"{100 * (row[clock][name] / flash - 1):+.1f} %" for name in names[1:])
             rows.append((" × ".join(map(str, row["shape"])), clock, f"{1e3 * flash:.3f} ms", *more))
     for shape, seconds in record["steps"].items():
-        more = f"{100 * (seconds['centered'] / seconds['flash'] - 1):+.1f} %"
+        share = f"{100 * (seconds['centered'] / seconds['flash'] - 1):+.1f} %"
         rest = [""] * (len(names) - 2)
-        rows.append((f"whole step, 12 × 768, {shape}", "graph", f"{1e3 * seconds['flash']:.1f} ms", more, *rest))
+        rows.append((f"whole step, 12 × 768, {shape}", "graph", f"{1e3 * seconds['flash']:.1f} ms", share, *rest))
     return table(("shape, bf16", "clock", *names), rows)
