@@ -130,6 +130,11 @@ class Boundary:
         # A step makes a hundred calls, nearly all within others: only those at the top are timed.
         began, computed = (time.perf_counter(), time.thread_time()) if outermost else (0.0, 0.0)
         former, _ACTIVE.boundary = _ACTIVE.boundary, self
+        caches = outermost and torch.is_autocast_cache_enabled()
+        if caches:
+            # A cast of a weight that is made here must not be used by the pass of the run: it would change the order in
+            # which its gradient is summed, and outlive a step.
+            torch.set_autocast_cache_enabled(False)
         self._depth.entries += 1
         try:
             return function(*args, **kwargs)
@@ -148,6 +153,8 @@ class Boundary:
         finally:
             _ACTIVE.boundary = former
             self._depth.entries -= 1
+            if caches:
+                torch.set_autocast_cache_enabled(True)
             if outermost:
                 self.seconds += time.perf_counter() - began
                 self.processor_seconds += time.thread_time() - computed

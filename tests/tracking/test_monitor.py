@@ -571,7 +571,7 @@ class TestConversionsInMidRun:
         assert len([record for record in caplog.records if "became" in record.message]) == 1
         with torch.no_grad():
             model.get_parameter("layers.0.attention.q.weight").mul_(1.1)
-        self.steps(model, optimizer, monitor, 1)
+        self.steps(model, optimizer, monitor, 2)
         assert "something else wrote" in {alarm.code for alarm in monitor.alarms}, "as before the conversion"
 
 

@@ -12,7 +12,7 @@ from conserved.tracking.run_audits import Audits
 
 LOGGER = logging.getLogger("conserved")
 
-_ACCOUNT = ("residual", "leak")
+ACCOUNT = ("residual", "leak")
 """Alarms of the account, which a wrong gradient explains."""
 
 
@@ -52,7 +52,7 @@ class RaisedAlarms:
 
         Else the next step gets one.
         """
-        if alarm.code not in _ACCOUNT:
+        if alarm.code not in ACCOUNT:
             return alarm
         return replace(alarm, message=f"{alarm.message} {self._cause(alarm, audits)}")
 
@@ -63,7 +63,7 @@ class RaisedAlarms:
         were clipped by value, the loss has a penalty on the weights, or the model took another way in this pass.
         """
         last, entry = audits.last, audits.series[-1] if audits.series else None
-        if alarm.code not in _ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
+        if alarm.code not in ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
             return ""
         if alarm.code == "residual" and entry.step != alarm.step:
             return ""

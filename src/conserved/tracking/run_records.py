@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from conserved.tracking.alarm_rules import Growth
 from conserved.tracking.device_transfer import Transfer
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
-from conserved.tracking.raised_alarms import RaisedAlarms
+from conserved.tracking.raised_alarms import ACCOUNT, RaisedAlarms
 from conserved.tracking.run_audits import Audits
 
 RECORDS = "records"
@@ -48,6 +49,9 @@ class RunRecords:
         self._account: LawAccount | None = None
         self._transfer = self._lawless = Transfer((), [])
         self._parts, self._said = 1, ""
+        self._explained: set[int] = set()
+        """Steps of which there is a reason for what the account leaves over."""
+        self._explained_from = math.inf
 
     def watch(self, account: LawAccount | None) -> None:
         """Take the numbers of this account from now on; None for a monitor without laws."""
@@ -77,6 +81,22 @@ class RunRecords:
             self._boundary.attempt(RECORDS, self._receive_from, transfer, audits, wait=wait)
         self._look_after_sinks()
 
+    def explain(self, step: int, *, later: bool = False) -> None:
+        """Know a reason for what the account leaves over in a step: it is recorded, and raises no alarm.
+
+        Args:
+            step: the number of the step.
+            later: whether the reason holds for all later steps too.
+        """
+        self._explained.add(step)
+        self._explained_from = min(self._explained_from, step if later else math.inf)
+
+    def _is_explained(self, alarm: Alarm) -> bool:
+        """Return whether there is a reason for an alarm of the account; a leak is made of all steps so far."""
+        if alarm.code == "leak":
+            return any(step <= alarm.step for step in self._explained)
+        return alarm.code in ACCOUNT and (alarm.step in self._explained or alarm.step >= self._explained_from)
+
     def _receive_from(self, transfer: Transfer, audits: Audits | None, *, wait: bool) -> None:
         for record in transfer.receive(wait=wait):
             raised = tuple(self._raised(record, audits))
@@ -84,7 +104,8 @@ class RunRecords:
             if alarms:
                 record = replace(record, alarms=alarms)
                 for alarm in raised:
-                    self.alarms.add(alarm)
+                    if not self._is_explained(alarm):
+                        self.alarms.add(alarm)
             self._kept.append(record)
             self._write(record)
 

@@ -114,6 +114,12 @@ class EntrySample:
         return torch.arange(len(self.sizes), device=device).repeat_interleave(sizes, output_size=sum(self.sizes))
 
 
+def all_sampled(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a sample of these tensors has all of their entries."""
+    most = ENTRIES.get(tensors[0].device.type, MOST_ENTRIES) if tensors else 0
+    return sum(_own(tensor).numel() for tensor in tensors) <= most
+
+
 def join(parts: Sequence[Tensor]) -> Tensor:
     """Join vectors of any type into one of float64; each type is converted once."""
     if not parts:

@@ -120,6 +120,8 @@ class OutsideWrites(StepIdentity):
         self._forward: list[int] | None = None
         """Versions of weights when a forward pass began."""
         self._in_forward = False
+        self._constrained = False
+        """Whether the program clamps, norms or averages its weights after steps."""
         self._marked: list[Tensor] = []
         self._marks: list[int] = []
         """Some weights of every group, and their versions after the last step."""
@@ -132,7 +134,8 @@ class OutsideWrites(StepIdentity):
 
     def begin(self, step: TrainingStep) -> None:
         weights = [p for p in step.structure.parameters.values() if p.requires_grad and _comparable(p) and on_host(p)]
-        self._slow = (weights, [_some(p).clone() for p in weights])
+        # Weights on a device are not read here: that would wait for it.
+        self._slow = (weights, [_some(p).clone() for p in weights]) if weights else None
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]
@@ -231,6 +234,8 @@ class OutsideWrites(StepIdentity):
         factors = [change.factor(i) for i in change.written]
         if any(factor is None for factor in factors):
             return False
+        if any(factor is not None and factor > 1 for factor in factors):
+            return True
         decays = {
             id(p): group.get("weight_decay", 0)
             for optimizer in step.optimizers
@@ -264,8 +269,10 @@ class OutsideWrites(StepIdentity):
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
-        step.rewritten |= self._habit
-        if self._habit and self._marks != [version_of(p) for p in self._marked]:
+        moved = self._marks != [version_of(p) for p in self._marked]
+        if self._habit or self._constrained:
+            step.rewritten = True
+        if self._habit and moved:
             step.slowed = step.number
         if self._sample is None or self._habit:
             return
@@ -360,13 +367,16 @@ class OutsideWrites(StepIdentity):
         frozen = [i for i in written if not trained[i]]
         own = any(trained[i] for i in written)
         # In coarse precision much of what a program writes is within the spacing.
-        touched = any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True))
-        step.rewritten |= touched
+        coarse = any(torch.finfo(kind).eps > _COARSE for kind in self._kinds)
+        touched = own or (coarse and any(value > 0 and was for (value, _), was in zip(rows, trained, strict=True)))
+        if touched:
+            step.rewritten = bool(step.rewritten)
         if own and not free:
+            self._constrained = True
             self._remark(step, "clamped or normalised")
         slow = self._moves_to_slow_weights() if own else False
         if slow:
-            step.slowed, self._unseen = sample.number, True
+            step.slowed, self._unseen, self._constrained = sample.number, True, True
             self._remark(step, "moved towards slow weights")
         held, self._held = self._held, None
         before = held is not None and sample.number > (held.step or 0)
