@@ -32,7 +32,7 @@ PROGRAMS = (
     gradients.clipped_per_micro_batch, gradients.shared_gradient, gradients.rounding_without_gradient,
     structures.parameter_made_plain, structures.not_batch_first, structures.spectral_norm_evaluated_first,
     runs.scheduler_before_optimizer, runs.options_changed, reports.average_built_anew, reports.scaler_forgotten,
-    reports.validation_gradients, reports.loss_as_epoch, reports.skipped_for_ever, reports.softmax_over_batch,
+    reports.validation_gradients, reports.skipped_for_ever, reports.softmax_over_batch,
     reports.labels_transposed,
 )  # fmt: skip
 """One program for each question that an identity asks."""
