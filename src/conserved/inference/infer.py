@@ -125,6 +125,11 @@ def _infer(
     here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
     if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
         inner, prefix = unwrap(model)
+        if runs_on_several(inner):
+            # Hooks of data parallelism set themselves up in the first call, and must not do so here.
+            if prefix:
+                return laws, program, run
+            model = inner = single_process_copy(inner)
 
         def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
             inner_parameters = {prefix + name: parameter for name, parameter in inner.named_parameters()}
