@@ -481,7 +481,8 @@ class Monitor(RunResults):
         satisfies them. A defect in the loop breaks a few, or comes once.
         """
         waiting, self._waiting = self._waiting, ()
-        if not (changes_all_gradients(found) and self._steps.gradients_written()):
+        if found.disagreements or not (changes_all_gradients(found) and self._steps.gradients_written()):
+            # A loop that means to change gradients does so on all replicas.
             return (*waiting, *alarms)
         # The account takes gradients for those of the pass as well.
         self._steps.foreign = True

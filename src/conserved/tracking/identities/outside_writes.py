@@ -113,7 +113,7 @@ class OutsideWrites(StepIdentity):
         """A write that may be a habit of the program."""
         self._habit = False
         """Whether the program writes to its weights by itself."""
-        self._slow: tuple[list[Tensor], list[Tensor]] | None = None
+        self._slow: tuple[Sequence[Tensor], list[Tensor]] | None = None
         """Weights, and entries of them when watching began or when they were last moved towards these."""
         self._fast: Tensor | None = None
         """The same entries after the last step."""
@@ -134,7 +134,8 @@ class OutsideWrites(StepIdentity):
 
     def begin(self, step: TrainingStep) -> None:
         weights = [p for p in step.structure.parameters.values() if p.requires_grad and _comparable(p) and on_host(p)]
-        self._slow = (weights, [_some(p).clone() for p in weights])
+        # Weights on a device are not read here: that would wait for it.
+        self._slow = (weights, [_some(p).clone() for p in weights]) if weights else None
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]
