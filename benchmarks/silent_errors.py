@@ -27,10 +27,28 @@ from measure import commit, machine, save
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conserved import Monitor
-from error_programs import flows, frameworks, loops, processes, replicas, settings, states, updates
+from error_programs import (
+    flows,
+    frameworks,
+    gradients,
+    loops,
+    losses,
+    processes,
+    ranks,
+    replicas,
+    reports,
+    runs,
+    settings,
+    states,
+    structures,
+    updates,
+)
 from error_programs.case import CASES, Case
 
-PROGRAMS = (loops, updates, flows, settings, states, frameworks, replicas, processes)
+PROGRAMS = (
+    loops, updates, flows, settings, states, frameworks, replicas, processes,
+    losses, gradients, structures, runs, ranks, reports,
+)  # fmt: skip
 """The modules that fill the table."""
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +143,14 @@ def make_pieces_of_whole(model: nn.Module) -> None:
     gradients come out alike, which they do in no real run.
     """
     for name, parameter in model.named_parameters():
-        placements = getattr(parameter, "placements", None)
-        if placements is None or parameter.to_local().numel() < 2:  # type: ignore[operator]
+        if not isinstance(parameter, DTensor) or parameter.to_local().numel() < 2:
             continue
-        values: Any = parameter.detach().full_tensor()  # type: ignore[operator]
+        values = parameter.detach().full_tensor()
         spread = float(values.std())
         if spread == 0:
             continue
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         whole = spread * torch.randn(values.shape, generator=generator)
-        mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
         with torch.no_grad():
-            pieces: Any = distribute_tensor(whole, mesh, placements)
-            parameter.to_local().copy_(pieces.to_local())  # type: ignore[operator]
+            pieces = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+            parameter.to_local().copy_(pieces.to_local())

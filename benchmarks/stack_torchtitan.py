@@ -211,7 +211,7 @@ def _register(title: str, processes: int, defects: dict[str, dict[str, Any]] | N
         configuration(f"defect: {words} ({whole})", processes)(partial(_build, **(options | more)))
 
 
-_TENSOR_DEFECTS = {
+_TENSOR_DEFECTS: dict[str, dict[str, dict[str, Any]]] = {
     "deepseek_v3": {
         "gradient of the shared rotary key not summed, #1373": {"plant": _forget_key_positions},
         "gradient of inputs of experts not summed, #1805": {"before": _forget_expert_sums},

@@ -1277,6 +1277,10 @@ def _flash_runs(*, warm_up: bool) -> list[dict[str, Any]]:
     return sorted(runs, key=lambda run: list(ATTENTION_KINDS).index(run["kind"]))
 
 
+def _steps_of(run: dict[str, Any]) -> int:
+    return int(run.get("stopped", run.get("steps", run["shape"]["steps"])))
+
+
 def attention_training() -> str:
     """What was seen of ordinary training: errors of dQ and dK, and Adam's updates."""
     rows = []
@@ -1286,7 +1290,7 @@ def attention_training() -> str:
         rows.append(
             (
                 f"{ATTENTION_KINDS[run['kind']]}, {size(run['parameters'])}",
-                f"{run.get('stopped', run['shape']['steps']):,}",
+                f"{_steps_of(run):,}",
                 f"{number(max(worst['errors']['flash']['dQ']['max']))} (step {worst['step']})",
                 number(max(looks[-1]["errors"]["flash"]["dQ"]["max"])),
                 number(max(max(look["errors"]["centered"]["dQ"]["max"]) for look in looks)),
@@ -1329,7 +1333,7 @@ def attention_seen() -> str:
     rows = []
     for run in stored("attention_losses", "h200")["losses"]:
         for look in run["looks"]:
-            if look["step"] in (10, 25, 50, 100, 300):
+            if look["step"] in (10, 25, 50, 100, 300) and "dQ seen" in look["errors"]["flash"]:
                 errors = (look["errors"][name] for name in ("flash", "centered"))
                 cells = [number(median(of[leg]["median"])) for of in errors for leg in ("dQ", "dQ seen")]
                 rows.append((run["setting"], look["step"], *cells))
@@ -1338,7 +1342,7 @@ def attention_seen() -> str:
 
 def attention_losses() -> str:
     """Losses and spectral norms of the same runs with three attentions."""
-    runs = [run for run in stored("attention_losses", "h200")["losses"] if run["steps"]]
+    runs = [run for run in stored("attention_losses", "h200")["losses"] if run.get("steps", 1)]
     rows = []
     for setting in dict.fromkeys(run["setting"] for run in runs):
         for attention in dict.fromkeys(run["attention"] for run in runs if run["setting"] == setting):
@@ -1348,7 +1352,7 @@ def attention_losses() -> str:
                 (
                     setting,
                     attention,
-                    ", ".join(dict.fromkeys(f"{run['steps']:,}" for run in same)),
+                    ", ".join(dict.fromkeys(f"{_steps_of(run):,}" for run in same)),
                     ", ".join(f"{loss:.3f}" for loss in last),
                     f"{sum(last) / len(last):.3f}",
                     ", ".join(number(max(run["norms"][-1]["q"])) for run in same),
@@ -1383,7 +1387,7 @@ def attention_cost() -> str:
             more = (f"{100 * (row[clock][name] / flash - 1):+.1f} %" for name in names[1:])
             rows.append((" × ".join(map(str, row["shape"])), clock, f"{1e3 * flash:.3f} ms", *more))
     for shape, seconds in record["steps"].items():
-        more = f"{100 * (seconds['centered'] / seconds['flash'] - 1):+.1f} %"
+        share = f"{100 * (seconds['centered'] / seconds['flash'] - 1):+.1f} %"
         rest = [""] * (len(names) - 2)
-        rows.append((f"whole step, 12 × 768, {shape}", "graph", f"{1e3 * seconds['flash']:.1f} ms", more, *rest))
+        rows.append((f"whole step, 12 × 768, {shape}", "graph", f"{1e3 * seconds['flash']:.1f} ms", share, *rest))
     return table(("shape, bf16", "clock", *names), rows)

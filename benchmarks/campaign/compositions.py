@@ -7,6 +7,7 @@ text, line by line, so that the smallest one that still shows a defect is a bug 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -231,6 +232,7 @@ def shrunk(program: Program, still_wrong: Callable[[Program], bool]) -> Program:
 
 def _without(program: Program, place: int) -> Program:
     """Return the program without one line; later lines read what that line read."""
-    before = "x" if place == 0 else f"h{place - 1}"
-    kept = [*program.lines[:place], *(line.replace(f"h{place}", before) for line in program.lines[place + 1 :])]
-    return Program(tuple(kept), program.shape)
+    names = ["x", *(line.split(" = ")[0] for line in program.lines)]
+    dropped = re.compile(rf"\b{names[place + 1]}\b")
+    later = [dropped.sub(names[place], line) for line in program.lines[place + 1 :]]
+    return Program((*program.lines[:place], *later), program.shape)

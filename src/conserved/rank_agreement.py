@@ -58,7 +58,7 @@ class RankAgreement:
         """Keys of the last computation."""
 
     def confirm(self, topic: str) -> None:
-        """Return once all processes have confirmed the same computation.
+        """Wait until all processes have confirmed the same computation.
 
         Raises:
             NotTogetherError: a process is missing, has withdrawn, or is about to compute something else. Then nothing

@@ -322,6 +322,24 @@ def _attention_sink() -> list[Tensor]:
     return [tensor.bfloat16() for tensor in (q, k, v, torch.randn(2, 4, 128, 64))]
 
 
+def _large_scores_with_common_keys() -> list[Tensor]:
+    torch.manual_seed(0)
+    q = 16 * torch.randn(1, 4, 256, 64)
+    k = 16 * (torch.randn(1, 4, 256, 64) + 4 * torch.randn(1, 4, 1, 64))
+    v = torch.randn(1, 4, 256, 64) + 4 * torch.randn(1, 4, 1, 64)
+    return [tensor.bfloat16() for tensor in (q, k, v, torch.randn(1, 4, 256, 64))]
+
+
+def test_keys_are_left_alone_where_rounding_would_move_large_scores() -> None:
+    tensors = _large_scores_with_common_keys()
+    before = errors(sdpa(is_causal=True), sdpa(is_causal=True), tensors)
+    after = errors(lambda q, k, v: centered()(q, k, v, is_causal=True), sdpa(is_causal=True), tensors)
+    values = errors(lambda q, k, v: centered(keys=False)(q, k, v, is_causal=True), sdpa(is_causal=True), tensors)
+    assert after == values
+    assert after[1] < before[1] / 2
+    assert after[2] < before[2] / 2
+
+
 @pytest.mark.parametrize("tensors", [_random_with_large_scores, _attention_sink], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("masked", [False, True])
 def test_heads_that_would_lose_by_the_mean_do_not(tensors: Callable[[], list[Tensor]], masked: bool) -> None:

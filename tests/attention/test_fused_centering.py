@@ -67,6 +67,18 @@ def test_constants_are_those_of_pytorch(call: str, use_kernels: list[int], monke
     assert use_kernels
 
 
+def test_kernels_leave_keys_alone_where_rounding_would_move_large_scores(use_kernels: list[int]) -> None:
+    q, k, v, _ = inputs()
+    rule = gauge_constants.RowMeans()
+    calm = rule.choose(q, k, v, {"is_causal": True})
+    loud = rule.choose(1000 * q, k, v, {"is_causal": True})
+    assert calm.key is not None
+    assert loud.key is not None
+    assert calm.key[1, 1].any()
+    assert not loud.key.any()
+    assert use_kernels
+
+
 @pytest.mark.parametrize("tokens_first", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_attention_and_gradients_stay_the_same(call: str, tokens_first: bool, use_kernels: list[int]) -> None:

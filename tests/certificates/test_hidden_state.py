@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,6 +122,7 @@ HOOKS: dict[str, Callable[[], nn.Module]] = {
         lambda m: torch.autograd.graph.register_multi_grad_hook([m.a.weight], lambda grads: grads[0].mul_(2))
     ),
     "hook on a node inside": computing(_on_grad_fn),
+    "hook on the accumulating node": _hooked(_node_hook),
     "saved tensors that are changed": computing(_saved),
 }
 
@@ -151,7 +154,18 @@ OUTSIDE: dict[str, Callable[[], nn.Module]] = {
     "a closure": computing(lambda m, x: m.plain(x) * m.closed().sum()),
 }
 
-EVERY = HOOKS | MEMORY | READS
+CHANCE: dict[str, Callable[[], nn.Module]] = {
+    "random numbers of Python": reading(lambda m, y: random.random() < 2),
+    "random numbers of NumPy": reading(lambda m, y: np.random.rand() < 2),
+}
+
+
+def _counts(model: Any, y: Tensor) -> bool:
+    model.calls = getattr(model, "calls", 0) + 1
+    return bool(model.calls < 1000)
+
+
+EVERY = HOOKS | MEMORY | READS | CHANCE
 
 
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
@@ -161,7 +175,7 @@ def test_inference_verifies_nothing(make: Callable[[], nn.Module]) -> None:
     assert [symmetry.name for symmetry in laws if laws.verdict(symmetry.name).holds] == []
 
 
-CERTIFIED = EVERY | OUTSIDE | {"hook on the accumulating node": _hooked(_node_hook)}
+CERTIFIED = EVERY | OUTSIDE | {"a count of calls": reading(_counts)}
 
 
 @pytest.mark.parametrize("make", CERTIFIED.values(), ids=CERTIFIED)

@@ -139,6 +139,7 @@ def test_an_infinite_slope_is_not_a_defect_and_a_division_by_zero_is() -> None:
 def test_a_sign_that_flips_at_zero_has_no_gradient_that_could_be_wrong() -> None:
     x, y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).unbind()
     assert conserved.check(torch.copysign, x, y).ok
+    assert conserved.check(torch.copysign, x[0, 0], y[0, 0]).ok
 
 
 def test_ties_of_half_precision_are_not_noise() -> None:

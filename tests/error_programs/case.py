@@ -33,6 +33,8 @@ class Case:
     processes: int = 1
     how: str = "default"
     """Seen by "default", by a "call", or not to be seen ("intent", "outside")."""
+    line: str = ""
+    """What the line at the start or at the end says of it, if it is a matter of intent."""
     why: str = ""
     """Why a tool that looks at weights, gradients, updates, replicas and modes cannot see it."""
 

@@ -467,8 +467,6 @@ _outside("max_new_tokens is not kept", "It is generation: there is no step.", "T
 _outside("a processor returns one row of a batch", "It is the shape of the data.", "TrainCheck: transformers-34204")
 _outside("experts wait for each other in all_to_all", "The run hangs; nothing is silently wrong.",
          "TrainCheck: deepspeed-5794")  # fmt: skip
-_outside("spectral norm is evaluated before it is initialised", "It is an evaluation before the first step.",
-         "TrainCheck: pytorch-51800")  # fmt: skip
 _outside("stages that should be frozen are trained", "What should be frozen is intent; the start-up line says how many "
          "tensors are trained.", "TrainCheck: mmpretrain-702")  # fmt: skip
 _outside("a bias is initialised to ones", "It happens before the first step.", "TrainCheck, later: Mamba-2's time step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -735,3 +736,46 @@ def test_reading_laws_leaves_the_state_of_a_module_alone(name: str) -> None:
     assert int(count) == 0
     assert float(model.kept.abs().sum()) == 0
     assert model.calls == 0
+
+
+def _skip_by_chance(p: Any, x: Tensor) -> Tensor:
+    hidden = (x @ p.a).relu()
+    return hidden @ p.b if random.random() < 0.99 else (hidden @ p.q).relu() @ p.b
+
+
+INPUT_DECIDES: dict[str, tuple[Callable[..., Tensor], dict[str, Tensor], tuple[Any, ...]]] = {
+    "a row": (lambda p, i: p.t[int(i[0])].relu() @ p.b, {"t": draw(6, 3), "b": draw(3, 2)}, (torch.tensor([2, 2]),)),
+    "a length": (
+        lambda p, x, mask: (p.t[: mask.sum()] * x).relu() @ p.b,
+        {"t": draw(6, 3), "b": draw(3, 2)},
+        (draw(3, 3), torch.tensor([1, 1, 1, 0, 0])),
+    ),
+    "a list": (
+        lambda p, x, i: (x @ p.a + p.t[: max(i.tolist())].sum(0)).relu() @ p.b,
+        {"a": draw(4, 3), "t": draw(6, 3), "b": draw(3, 2)},
+        (draw(5, 4), torch.tensor([2, 1])),
+    ),
+    "a factor": (
+        lambda p, x: (x @ p.a + p.c * int((x > 100).sum())).relu() @ p.b,
+        {"a": draw(4, 3), "c": draw(3), "b": draw(3, 2)},
+        (draw(5, 4),),
+    ),
+    "chance": (_skip_by_chance, {"a": draw(4, 3), "q": draw(3, 3), "b": draw(3, 2)}, (draw(5, 4),)),
+}
+
+
+@pytest.mark.parametrize("case", INPUT_DECIDES)
+def test_laws_of_a_program_that_reads_whole_numbers_or_draws_its_own_are_assumed(case: str) -> None:
+    function, parameters, inputs = INPUT_DECIDES[case]
+    laws = recognize(Function(function, **parameters), *inputs)
+    assert {law.source for law in laws} <= {"assumed"}
+
+
+def test_rows_that_a_mask_leaves_out_are_not_called_unused() -> None:
+    def forward(p: Any, x: Tensor, mask: Tensor) -> Tensor:
+        kept = x[mask]
+        return (kept @ p.a + p.t[: len(kept)]).relu() @ p.b
+
+    mask = torch.tensor([True, True, True, False, False])
+    laws = recognize(Function(forward, a=draw(4, 3), t=draw(6, 3), b=draw(3, 2)), draw(5, 4), mask)
+    assert not any(law.source == "typed" and law.parameters == ("t",) for law in laws)

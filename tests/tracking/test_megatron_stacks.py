@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -259,7 +260,34 @@ def replicas_of_shards_that_differ(rank: int, folder: Path) -> None:
     assert "replicate group of 2" in alarms[0].message
 
 
+class WithoutRule(nn.Module):
+    """A program with an operation that no rule is known of, so that it is probed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.view_as_complex(self.enter(x).unflatten(-1, (-1, 2))) * 1j
+        return self.leave(torch.view_as_real(turned).flatten(-2))
+
+
+def data_parallelism_that_sets_itself_up_in_the_first_call(rank: int, folder: Path) -> None:
+    """Reading laws does not call the hooks of composable data parallelism, which would reduce nothing afterwards."""
+    model = WithoutRule()
+    replicate(model)
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(rank))
+    conserved.recognize(model, x)
+    model(x).square().mean().backward()
+    assert model.enter.weight.grad is not None
+    parts = [torch.empty_like(model.enter.weight) for _ in range(WORLD)]
+    dist.all_gather(parts, model.enter.weight.grad)
+    assert torch.equal(*parts)
+
+
 SCENES: list[Scene] = [
+    data_parallelism_that_sets_itself_up_in_the_first_call,
     rows_that_are_gathered,
     replicas_of_shards,
     replicas_of_shards_that_differ,

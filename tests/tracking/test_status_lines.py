@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from conserved import Monitor
+from error_programs import losses, runs, structures
+from error_programs.case import CASES, Case
 from harmless_programs import Decoder
+
+PROGRAMS = (losses, runs, structures)
+"""Modules with errors that are a matter of intent."""
 
 
 def test_a_run_has_one_line_at_the_start_and_one_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,3 +53,15 @@ def test_a_model_without_laws_says_why(caplog: pytest.LogCaptureFixture) -> None
         for message in caplog.messages
         if message.startswith("conserved: not watched: ") and "trains 2 of 2" in message
     ]
+
+
+INTENDED = [one for one in CASES if one.line]
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+@pytest.mark.parametrize("case", INTENDED, ids=lambda case: case.name)
+def test_the_lines_show_what_may_be_meant_or_not(case: Case, wrong: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="conserved")
+    torch.manual_seed(0)
+    case.program(wrong)
+    assert any(case.line in message for message in caplog.messages) == wrong

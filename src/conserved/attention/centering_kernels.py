@@ -17,14 +17,15 @@ import triton.language as tl
 def choose_constants(
     query, key, value, key_constant, value_constant,
     query_batch, query_head, query_token, key_batch, key_head, key_token, value_batch, value_head, value_token,
-    HEADS, KEYS, FIRST, STEP, NUMBER, USED, scale, gate, least_gain,
+    HEADS, KEYS, FIRST, STEP, NUMBER, USED, STRIDE, SAMPLED, scale, gate, least_gain, most_noise,
     CAUSAL: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the gated means of k̄_i and O_i over sampled rows of one key head.
 
     Rows are NUMBER positions of each of GROUPS query heads, in ROWS >= USED places. The softmax is taken online, over
-    blocks of keys.
+    blocks of keys. The constant of the keys is zero if its subtraction from SAMPLED keys, which are STRIDE apart, would
+    move scores by more than `most_noise`.
     """
     batch = (tl.program_id(0) // HEADS).to(tl.int64)
     head = (tl.program_id(0) % HEADS).to(tl.int64)
@@ -71,6 +72,19 @@ def choose_constants(
         largest = raised
     target = tl.program_id(0).to(tl.int64) * WIDTH + columns
     constant = _gated_mean(mean_keys / total[:, None], used, USED, gate, least_gain)
+    constant = constant.to(key.dtype.element_ty)
+    places = tl.arange(0, BLOCK)
+    k = tl.load(
+        key + batch * key_batch + head * key_head + (places * STRIDE).to(tl.int64)[:, None] * key_token
+        + columns[None, :],
+        mask=(places < SAMPLED)[:, None] & inside[None, :], other=0.0,
+    )
+    exact = k.to(tl.float32) - constant.to(tl.float32)[None, :]
+    rounding = tl.where((places < SAMPLED)[:, None], exact.to(key.dtype.element_ty).to(tl.float32) - exact, 0.0)
+    noise = tl.dot(q.to(tl.float32), tl.trans(rounding))
+    square = tl.sum(tl.sum(noise * noise, 1), 0) / (USED * SAMPLED)
+    quiet = tl.where(square <= most_noise * most_noise, 1.0, 0.0)
+    constant = constant.to(tl.float32) * quiet
     tl.store(key_constant + target, constant.to(key_constant.dtype.element_ty), mask=inside)
     constant = _gated_mean(outputs / total[:, None], used, USED, gate, least_gain)
     tl.store(value_constant + target, constant.to(value_constant.dtype.element_ty), mask=inside)

@@ -208,7 +208,7 @@ def _whole(
     key_mask: Tensor | None,
     scale: float,
 ) -> EnergyField:
-    """Return every query sees every key. A device has work queued whenever the host factors something."""
+    """Compute the field where every query sees every key. The device has work queued while the host factors."""
     heads, b = q.shape[:-2], keys.factor
     mean, query_form = placed(k.device, keys.mean, abs(scale) * b.mT)
     rows = row_energies(q, query_form, query_mask)

@@ -75,7 +75,7 @@ def _try_kernels(tensor: Tensor) -> bool:
     ones = torch.ones(1, 1, 16, tensor.shape[-1], device=tensor.device, dtype=tensor.dtype)
     positions = SampledPositions.of(16, 16, 1)
     try:
-        constants = sampled_constants(ones, ones, ones, positions, 0.25, causal=True, gates=(2.0, 0.75))
+        constants = sampled_constants(ones, ones, ones, positions, 0.25, causal=True, gates=(2.0, 0.75, 1.0))
         shifted, _ = ShiftedKeysAndValues.apply(ones, ones, *constants)
         restored = ShiftedOutput.apply(shifted, constants[0])
         return bool((shifted == 0).all()) and bool((restored == 1).all())
@@ -97,7 +97,7 @@ def sampled_constants(
     scale: float,
     *,
     causal: bool,
-    gates: tuple[float, float],
+    gates: tuple[float, float, float],
 ) -> tuple[Tensor, Tensor]:
     """Return the constants of keys and values, (batch, key heads, 1, width), from sampled rows, in one launch.
 
@@ -108,7 +108,8 @@ def sampled_constants(
         positions: the sampled queries.
         scale: the factor of the scores.
         causal: whether a query sees the keys up to its own only.
-        gates: how many standard deviations a component must exceed, and the least share that a head must gain.
+        gates: how many standard deviations a component must exceed, the least share that a head must gain, and the
+            largest change of scores by rounding.
 
     Returns:
         Constants in the precision of keys and values.
@@ -118,19 +119,22 @@ def sampled_constants(
     batch, heads, keys, width = key.shape
     groups = query.shape[1] // heads
     used = positions.number * groups
+    block = max(16, min(128, _TILE // _power(width)))
+    stride = -(-keys // block)
+    sampled = -(-keys // stride)
     constants = [torch.empty(batch, heads, 1, width, device=key.device, dtype=t.dtype) for t in (key, value)]
     strides = (stride for tensor in (query, key, value) for stride in tensor.stride()[:3])
     with torch.cuda.device_of(key):
         choose_constants[(batch * heads,)](
             *(query, key, value, *constants),
             *strides,
-            *(heads, keys, positions.first, positions.step, positions.number, used, scale, *gates),
+            *(heads, keys, positions.first, positions.step, positions.number, used, stride, sampled, scale, *gates),
             CAUSAL=causal,
             GROUPS=groups,
             WIDTH=width,
             COLUMNS=_power(width),
             ROWS=_power(used),
-            BLOCK=max(16, min(128, _TILE // _power(width))),
+            BLOCK=block,
             num_stages=2,
         )
     return constants[0], constants[1]

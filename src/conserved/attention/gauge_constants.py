@@ -18,13 +18,17 @@ place is at most twice the spread, so it raises the root mean square of the boun
 A head is left alone unless its constant takes away three quarters of the mean square of k̄_i (or O_i), which halves the
 bound. Less is not worth a rounding: where rows are far apart, such as in saturated heads, O_i is close to single values
 that need no rounding, and the bound is not what limits the accuracy.
+
+Where queries are large, rounding of k - c moves scores by a q_i·η_j, which is the relative error that it makes in P and
+dS. Kernels round dS by the unit roundoff u in any case. Keys of a head are left alone if the root mean square of that
+change, over sampled queries and keys, exceeds 4 u.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +42,7 @@ from conserved.attention.sampled_rows import (
     hides_nothing_but_later_keys,
     packed_documents,
     rows_of_documents,
+    sampled_queries,
     sampled_rows,
     score_scale,
 )
@@ -47,6 +52,9 @@ GATE = 2.0
 
 LEAST_GAIN = 0.75
 """Share of the mean square of a head that its constant must take away: derived above."""
+
+MOST_NOISE = 2.0
+"""Most that rounding may move scores, in spacings of one (twice the unit roundoff): derived above."""
 
 _ROWS = 32
 """Sampled rows for every key head. The mean of m rows misses the best constant by spread / sqrt(m): 18 % of it."""
@@ -99,7 +107,8 @@ class RowMeans(ConstantRule):
         sample = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key)).slice
         weights, sees = sampled_rows(query, key, options, sample)
         rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
-        return Constants(*_gated(rows, [key.shape[-1], value.shape[-1]], sees))
+        c, e = _gated(rows, [key.shape[-1], value.shape[-1]], sees)
+        return Constants(_without_noise(Constants(c, e), sampled_queries(query, key, options, sample), key), e)
 
     def _choose_by_document(
         self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], bounds: Tensor
@@ -111,15 +120,16 @@ class RowMeans(ConstantRule):
         rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
         # Rows are ordered by query head of the group, document and position.
         rows = rows.unflatten(-2, (groups, len(bounds) - 1, number)).movedim(-4, -3).flatten(-3, -2)
-        c, e = _gated(rows, [key.shape[-1], value.shape[-1]])
-        return Constants(c.squeeze(-2), e.squeeze(-2), document_of_tokens(bounds, key.shape[-2]))
+        c, e = (part.squeeze(-2) for part in _gated(rows, [key.shape[-1], value.shape[-1]]))
+        chosen = Constants(c, e, document_of_tokens(bounds, key.shape[-2]))
+        return replace(chosen, key=_without_noise(chosen, sampled_queries(query, key, options, sample), key))
 
     def _choose_at_once(
         self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], scale: float
     ) -> Constants:
         positions = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key))
         causal = bool(options.get("is_causal") or options.get("causal"))
-        gates = (GATE, LEAST_GAIN)
+        gates = (GATE, LEAST_GAIN, MOST_NOISE * torch.finfo(key.dtype).eps)
         return Constants(*sampled_constants(query, key, value, positions, scale, causal=causal, gates=gates))
 
 
@@ -204,6 +214,27 @@ def with_marker(constant: Tensor, value: Tensor) -> Tensor:
     nearest = way == way.amin(-1, keepdim=True)
     used = (constant != 0).any(-1, keepdim=True)
     return torch.where(nearest & used, marker, constant)
+
+
+def _without_noise(constants: Constants, queries: Tensor, key: Tensor) -> Tensor | None:
+    """Return the constant of the keys, or zero for heads whose scores its subtraction would move too much.
+
+    Args:
+        constants: the constants.
+        queries: sampled queries times the scale of the scores, (…, key heads, rows, width).
+        key: the keys.
+    """
+    if constants.key is None or key.dtype not in (torch.bfloat16, torch.float16):
+        return constants.key
+    constant = constants.key.to(key.dtype)
+    sample = slice(None, None, max(1, key.shape[-2] // 64))
+    keys, c = key[..., sample, :], constant
+    if constants.documents is not None:
+        c = constant.index_select(-2, constants.documents[sample])
+    rounding = (keys - c).float() - (keys.float() - c.float())
+    noise = (queries.float() @ rounding.mT).square().mean((-2, -1), keepdim=True)
+    limit = MOST_NOISE * torch.finfo(key.dtype).eps
+    return torch.where(noise <= limit**2, constant, 0.0)
 
 
 def _every(tokens: Tensor) -> Tensor:

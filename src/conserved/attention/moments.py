@@ -105,7 +105,7 @@ class TokenMoments:
 
 
 def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -> Callable[[], TokenMoments]:
-    """Return queues the sums over tokens; calling the result waits for them and factors them, few heads on the host.
+    """Queue the sums over tokens. Calling the result waits for them and factors them, few heads on the host.
 
     With `triangular` the factor may be any; that of coarse vectors then takes a tenth of the time.
     """

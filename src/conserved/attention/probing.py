@@ -303,7 +303,7 @@ def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shuffled_keys(k: Tensor, generator: torch.Generator) -> Tensor:
-    """Return every entry keeps its values, on other positions, independently of the other entries."""
+    """Permute the values of every entry over positions, independently of the other entries."""
     order = torch.rand(k.shape, generator=generator, dtype=torch.float64).argsort(-2).to(k.device)
     return k.gather(-2, order)
 

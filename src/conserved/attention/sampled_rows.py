@@ -105,13 +105,8 @@ def sampled_rows(
         half precision are slow; and (…, key heads, rows, 1) of 1 and 0, or None if every row sees a key.
     """
     groups = group_size(query, key)
-    rows = query[..., sample, :]
-    if query.ndim > 2:
-        rows = rows.unflatten(-3, (-1, groups)).flatten(-3, -2)
-    scale = score_scale(query, options)
     dtype = torch.float32 if key.device.type == "cpu" and key.dtype != torch.float64 else key.dtype
-    # The scale goes into the few queries, so that it does not cost a pass over the scores.
-    scores = (rows * scale).to(dtype) @ key.to(dtype).mT
+    scores = sampled_queries(query, key, options, sample).to(dtype) @ key.to(dtype).mT
     visible, empty = _visible(sample, query, key, options, groups)
     if visible is not None and visible.dtype == torch.bool:
         scores = scores.masked_fill(~visible, -torch.inf)
@@ -121,6 +116,15 @@ def sampled_rows(
         return scores.softmax(-1), None
     sees = scores.amax(-1, keepdim=True) > -torch.inf
     return torch.where(sees, scores, 0.0).softmax(-1), sees.to(dtype)
+
+
+def sampled_queries(query: Tensor, key: Tensor, options: Mapping[str, Any], sample: slice | Tensor) -> Tensor:
+    """Return some queries times the scale of the scores, (…, key heads, rows, width)."""
+    rows = query[..., sample, :]
+    if query.ndim > 2:
+        rows = rows.unflatten(-3, (-1, group_size(query, key))).flatten(-3, -2)
+    # The scale goes into the few queries, so that it does not cost a pass over the scores.
+    return rows * score_scale(query, options)
 
 
 def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:

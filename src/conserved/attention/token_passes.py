@@ -93,7 +93,7 @@ def centred_as_read(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
 
 
 def centred_twice(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
-    """Return a processor converts slowly: a second subtraction keeps what the mean has beyond the working precision."""
+    """Subtract the mean twice, which keeps its digits beyond the working precision; converting is slow on a CPU."""
     near = mean.to(work)
     return (block.to(work) - near).sub_((mean - near.double()).to(work))
 

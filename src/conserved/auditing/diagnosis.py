@@ -51,6 +51,7 @@ class Origin(Enum):
     KERNEL = "this run's kernels"
     PRECISION = "precision"
     PROGRAM = "the program"
+    DESIGN = "design"
     UNKNOWN = "not replayed"
 
 
@@ -65,6 +66,8 @@ MEANING = {
     "rounds, or a kernel's {precision} path, explains it",
     Origin.PROGRAM: "reproducible in reference form too: the gradient is not that of this program. A gradient hook, or "
     "an operation whose backward is not the derivative of its forward",
+    Origin.DESIGN: "by design: {trusted} returns its input or rounds it, and has a backward of its own, as gradient "
+    "reversal and straight-through estimators do",
     Origin.UNKNOWN: "the pass could not be run again: {reason}",
 }
 """Words for each origin."""
@@ -158,16 +161,17 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
         scaled = not changed.isdisjoint(suspects.symmetries[place].parameters)
         gone = Origin.LOOP if scaled else Origin.TRANSIENT
         origins[place] = gone if again[place] else Origin.PROGRAM
-    kernel = ""
+    kernel, trusted = "", set[str]()
     rest = [place for place in wrong.tolist() if not again[place]]
     holds = _holding(replay, plan, wanted, suspects.floors)
     if rest:
         rest = _drawn_anew(replay, plan, wanted, first, suspects, rest, limits, origins)
     if rest:
-        rest, kernel = _mended_by_kernels(holds, rest, limits, origins)
+        rest, kernel = _mended_by_kernels(holds, rest, limits, origins, trusted)
     if rest:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
     words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": _NOT_SAMPLED, "evidence": _WHOLE_LEG}
+    words["trusted"] = " and ".join(sorted(trusted))
     words["where"] = place_of(next(iter(wanted.values())))
     return [
         Diagnosis(origin=origin, limit=float(limit), message=MEANING[origin].format(**words))
@@ -313,13 +317,25 @@ def _holding(replay: Replay, plan: Plan, wanted: Tensors, floors: NDArray[np.flo
 
 
 def _mended_by_kernels(
-    holds: Holds, rest: list[int], limits: NDArray[np.float64], origins: list[Origin]
+    holds: Holds, rest: list[int], limits: NDArray[np.float64], origins: list[Origin], trusted: set[str]
 ) -> tuple[list[int], str]:
-    """Run the pass with reference kernels; return what stays broken, and which switch mended the others."""
+    """Run the pass with reference kernels; return what stays broken, and which switch mended the others.
+
+    Functions whose backward is by design not the derivative of their forward are not at fault; `trusted` gets their
+    names.
+    """
     plain = holds(PLAIN, limits)
     mended = [place for place in rest if plain[place]]
     if not mended:
         return rest, ""
+    kept = holds(replace(PLAIN, trusted=trusted), limits)
+    if trusted:
+        for place in mended:
+            origins[place] = origins[place] if kept[place] else Origin.DESIGN
+        rest = [place for place in rest if origins[place] is not Origin.DESIGN]
+        mended = [place for place in mended if kept[place]]
+        if not mended:
+            return rest, ""
     for place in mended:
         origins[place] = Origin.KERNEL
     switches: Mapping[str, PassForm] = {

@@ -31,7 +31,7 @@ from conserved.auditing.explanations import (
     untrue,
 )
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
-from conserved.auditing.kernel_precision import explained_by_rounding
+from conserved.auditing.kernel_precision import explained_by_predictions, explained_by_rounding
 from conserved.auditing.law_places import described
 from conserved.auditing.loss_scale import loss_scale
 from conserved.auditing.noise import (
@@ -216,7 +216,7 @@ def _judged(
             moved = step_size(case.suspected[:EXPLAINED], backward.points, gradients)
         if moved is None:
             clipped = case.settle(used, accumulated, replay, former)
-    if gauge is not None and replay is not None and used in HALF:
+    if gauge is not None and used in HALF:
         _accept_kernel_rounding(gauge, replay, backward)
     failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
@@ -429,7 +429,8 @@ class _Case:
             if found.origin is not Origin.UNKNOWN:
                 self.limits[place] = max(self.limits[place], found.limit)
         self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
-        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin is Origin.PRECISION])
+        excused = (Origin.PRECISION, Origin.DESIGN)
+        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin in excused])
 
     def _decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
         """Whether an earlier replay has decided this residual too: a defect that stays, or noise of the same size."""
@@ -587,10 +588,17 @@ def _by_family(
     return found
 
 
-def _accept_kernel_rounding(gauge: Gauge, replay: Replay, backward: BackwardPass) -> None:
-    """Predict the rounding of attention kernels if key gradients do not add up to zero in half precision."""
+def _accept_kernel_rounding(gauge: Gauge, replay: Replay | None, backward: BackwardPass) -> None:
+    """Predict the rounding of attention kernels if key gradients do not add up to zero in half precision.
+
+    A replay predicts it for every sequence. Without one, the predictions that were made in the pass have to do.
+    """
     broken = [row for row in gauge.rows if not row.ok and np.isfinite(row.residual)]
     if not broken:
+        return
+    if replay is None:
+        flags = explained_by_predictions(broken, gauge.attention_precision)
+        gauge.explain([row for row, flag in zip(broken, flags, strict=True) if flag])
         return
     try:
         flags = explained_by_rounding(broken, replay, backward.points)

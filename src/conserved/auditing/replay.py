@@ -67,7 +67,7 @@ class Replay(ABC):
             ReplayError: the pass cannot be run again.
         """
         wanted = [*parameters.values()]
-        with _restored(self.model), torch.enable_grad():
+        with state_kept(self.model), torch.enable_grad():
             outputs, cotangents = self._outputs(form)
             self.runs += 1
             scaled = [cotangent * scale for cotangent in cotangents]
@@ -93,7 +93,7 @@ class ClosureReplay(Replay):
 
     def loss(self, form: PassForm) -> float:
         """Return the loss in some form, without a graph."""
-        with _restored(self.model), torch.no_grad(), form.applied():
+        with state_kept(self.model), torch.no_grad(), form.applied():
             return float(self._closure())
 
     def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
@@ -290,7 +290,7 @@ class RandomState:
 
 
 @contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
+def state_kept(model: nn.Module) -> Iterator[None]:
     """Put back random generators, buffers and what modules keep besides, at the end."""
     drawn = RandomState.now()
     buffers = [

@@ -88,7 +88,8 @@ def _sparse(x: Tensor, generator: torch.Generator) -> Tensor:
     kept = torch.rand(x.shape, generator=generator).to(x.device) < 1 / 8
     if x.ndim:
         kept[..., 0] = True
-    return x * kept
+    # A product would leave negative zeros, whose sign flips along a line.
+    return torch.where(kept, x, 0.0)
 
 
 def _one_hot(x: Tensor) -> Tensor:
@@ -330,7 +331,9 @@ def _derivatives_add_up(
     masks = []
     for place, along in enumerate(moved):
         generator = torch.Generator(along.device).manual_seed(setting.seed + 401 + place)
-        masks.append(torch.randint(2, along.shape, generator=generator, device=along.device).to(along))
+        drawn = torch.randint(2, along.shape, generator=generator, device=along.device).to(along)
+        # Two scalars must not fall into the same part.
+        masks.append(drawn if along.numel() > 1 else torch.full_like(along, place % 2))
     total = 0.0
     for first in (True, False):
         parts = [(m if first else 1 - m) * along for m, along in zip(masks, moved, strict=True)]

@@ -190,11 +190,30 @@ def _reordered(
     near = [_displaced(value, setting.seed + size + place) for place, value in enumerate(setting.function.values)]
     if not _reorders(setting, axes, out_axes, order, near):
         return
+    tests = list(_compare_reordered(setting, axes, out_axes, order, what, setting.function.values, setting.grads))
+    if not all(test.ok for test in tests):
+        # Equal entries of half precision may be taken in any order; at inputs without ties the order is given.
+        there = backward_pass(setting, values=near)
+        tests = list(_compare_reordered(setting, axes, out_axes, order, what, near, there))
+    yield from tests
+
+
+def _compare_reordered(
+    setting: Setting,
+    axes: dict[int, int],
+    out_axes: dict[int, int],
+    order: Tensor,
+    what: str,
+    values: Sequence[Tensor],
+    grads: Gradients,
+) -> Iterator[Tested]:
+    """Compare the gradients at inputs with those at reordered ones."""
+    moved = [value.index_select(axes[place], order) if place in axes else value for place, value in enumerate(values)]
     gradients = [
         gradient.index_select(out_axes[number], order) if number in out_axes else gradient
         for number, gradient in enumerate(setting.gradients)
     ]
-    got = backward_pass(setting, values=values, gradients=gradients)
+    got = backward_pass(setting, values=moved, gradients=gradients)
     back = torch.argsort(order)
     straight = [
         grad.index_select(axes[place], back) if grad is not None and place in axes else grad
@@ -204,6 +223,6 @@ def _reordered(
         setting,
         what,
         straight,
-        setting.grads,
+        grads,
         meaning="the gradient depends on the position: a wrong boundary, a tile left out, or entries from elsewhere",
     )

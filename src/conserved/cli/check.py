@@ -84,7 +84,7 @@ def check(
 
 
 def _causal_name(function: Any, target: str) -> str:
-    """Return whichever of the usual names the function has for it."""
+    """Return the one of the usual names that the function has for it."""
     try:
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from conserved._torch_compat import parameters_of, tree_map
 from conserved.errors import InvalidInputError
+from conserved.inference.program_state import DrawnNumbers, plain_numbers, random_states
 from conserved.laws.shared_memory import memory_of, overlapping, tensors_of
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -139,12 +140,12 @@ def function_of(
     if isinstance(f, nn.Module):
         if params is not None:
             raise UnsuitableError("params= belongs to a callable f(params, x); a module brings its own.")
-        call, start, owned = _module(f, device)
+        call, start, owned, studied = _module(f, device)
     else:
         if not params:
             raise UnsuitableError("A callable f(params, x) needs params=, the tensors to study it at.")
         _refuse_complex(params)
-        owned = dict(params)
+        owned, studied = dict(params), None
         given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
         # A parameter without entries has no laws, and is passed on as it is.
         empty = {name: tensor for name, tensor in given.items() if not tensor.numel()}
@@ -168,7 +169,7 @@ def function_of(
 
     imitated = not callable(inputs) or isinstance(inputs, Tensor)
     function = ParameterFunction(evaluate, start, sample, loss, 0, imitated=imitated, owned=owned)
-    outputs = _check(function, f)
+    outputs = _check(function, f, studied)
     classes = ""
     if shapes and len(shapes[0]) > 1:
         classes = f"cross-entropy over axis {class_axis} of outputs of shape {shapes[0]}"
@@ -186,8 +187,11 @@ def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
 
 def _module(
     module: nn.Module, device: torch.device | str | None
-) -> tuple[Callable[..., Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return a module as a function of its trainable parameters, each under its first name, wherever it is used."""
+) -> tuple[Callable[..., Any], dict[str, Tensor], dict[str, Tensor], nn.Module]:
+    """Return a module as a function of its trainable parameters, each under its first name, wherever it is used.
+
+    The last result is the copy of the module that the function calls.
+    """
     if any(parameter.is_meta for parameter in module.parameters()):
         raise UnsuitableError(
             "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
@@ -217,7 +221,8 @@ def _module(
 
     trained = {name: owned[name] for name in places}
     before = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return call, start, trained | {f"{name} (of the model)": parameter for name, parameter in before.items()}
+    owned = trained | {f"{name} (of the model)": parameter for name, parameter in before.items()}
+    return call, start, owned, model
 
 
 def in_double(tensor: Tensor) -> Tensor:
@@ -383,8 +388,11 @@ _TRIES = 8
 """Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
 
 
-def _check(function: ParameterFunction, f: Any) -> int:
-    """Say early, and in words, what would otherwise fail deep inside; returns the size of an output."""
+def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> int:
+    """Say early, and in words, what would otherwise fail deep inside; returns the size of an output.
+
+    `studied` is the copy of a module that the function calls.
+    """
     generator = torch.Generator().manual_seed(0)
     theta = function.generic_point(generator)
     many = to_device(function.sample(generator, _TRIES), function.device)
@@ -395,6 +403,7 @@ def _check(function: ParameterFunction, f: Any) -> int:
             "Every input drawn is the same, so laws of that one input would be counted. Draw different ones from the "
             "generator, or pass an example to be imitated; one with token ids must show their range."
         )
+    before = random_states(), plain_numbers(studied)
     with without_fused_kernels():
         try:
             with torch.no_grad():
@@ -414,6 +423,11 @@ def _check(function: ParameterFunction, f: Any) -> int:
                 "The function is random, or changes when it is called: two calls on one input differ. "
                 "Switch off dropout and batch statistics with model.eval()."
             )
+        if _has_hidden_state(partial(function, theta, x), before, studied):
+            raise UnsuitableError(
+                "The function draws random numbers of Python or NumPy, or changes a number that the module keeps: "
+                "another call may compute something else. Take that out of the function."
+            )
         _refuse_batch_statistics(f)
         try:
             gradient = _gradient_of(partial(_squares, function, x), theta)
@@ -428,6 +442,17 @@ def _check(function: ParameterFunction, f: Any) -> int:
     if not bool(gradient.any()):
         raise UnsuitableError("The output does not depend on the parameters: its gradient is zero.")
     return first.numel()
+
+
+def _has_hidden_state(call: Callable[[], Tensor], before: tuple[Any, Any], studied: nn.Module | None) -> bool:
+    """Return whether a call draws numbers of Python's, or changes numbers that a module keeps."""
+    if before[1] != plain_numbers(studied):
+        return True
+    if before[0] == random_states():
+        return False
+    with torch.no_grad(), DrawnNumbers() as drawn:
+        call()
+    return drawn.by_program
 
 
 def _refuse_batch_statistics(f: Any) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -38,6 +39,7 @@ from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
 from conserved.inference.objective import loss_outputs
+from conserved.inference.program_state import DrawnNumbers, plain_numbers, random_states
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
@@ -112,6 +114,8 @@ class CapturedProgram:
     """Values that Python read a number from."""
     branches: list[str] = field(default_factory=list)
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
+    sized_by_data: bool = False
+    """Whether shapes depend on values: other inputs may read other parts of a parameter."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     communicates: bool = False
     """Whether it exchanges tensors with other processes: what it computes is then a part of a whole program."""
@@ -170,6 +174,13 @@ def has_hooks(parameter: Tensor) -> bool:
     return bool(on_tensor) or has_accumulator_hooks(parameter)
 
 
+_SIZED_BY_DATA = tuple(
+    f"aten::{name}"
+    for name in ("nonzero", "masked_select", "unique", "_unique", "repeat_interleave.Tensor", "bincount")
+)
+"""Operations whose results have as many entries as the values they are given say."""
+
+
 class Recorder(TorchDispatchMode):
     """Records what runs below autograd."""
 
@@ -195,6 +206,8 @@ class Recorder(TorchDispatchMode):
         self.custom: list[str] = []
         self.busy = False
         """Whether this mode itself looks at tensors."""
+        self.validating = False
+        """Whether numbers are read by a function of torch that only validates them."""
         self.program.tensors = parameters
         self.program.shared = shared_among(parameters)
         for name, parameter in parameters.items():
@@ -261,9 +274,11 @@ class Recorder(TorchDispatchMode):
         self.program.operations.append(operation)
         if name.startswith("aten::_local_scalar_dense"):
             self.program.read += operation.inputs()
-            described = self.program.values[operation.inputs()[0]]
-            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+            if self.program.values[operation.inputs()[0]].constant is None and not self.validating:
+                # Also a whole number: it may be a row of a table, a length of a slice, or a factor.
                 self.program.branches.append(operation.line)
+        if not self.program.sized_by_data:
+            self.program.sized_by_data = self._is_sized_by_data(operation)
         for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
             self._write(target, value, operation)
         self._evaluate(operation, results)
@@ -329,14 +344,24 @@ class Recorder(TorchDispatchMode):
                 )
             )
 
+    def _is_sized_by_data(self, operation: Operation) -> bool:
+        """Return whether the shape of a result depends on values that are not constant."""
+        values = self.program.values
+        if operation.name.startswith("aten::index."):
+            masks = [ref for ref in tree_flatten(operation.args[1])[0] if isinstance(ref, ValueRef)]
+            masks = [ref for ref in masks if values[ref.value].dtype in (torch.bool, torch.uint8)]
+            return any(values[ref.value].constant is None for ref in masks)
+        if not operation.name.startswith(_SIZED_BY_DATA):
+            return False
+        return any(values[number].constant is None for number in operation.inputs())
+
     def reads(self, tensors: Sequence[Tensor]) -> None:
         """Note that Python looked at values without an operation."""
         self.busy = True
         for tensor in tensors:
             value = self.value_of(tensor)
             self.program.read.append(value)
-            described = self.program.values[value]
-            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+            if self.program.values[value].constant is None:
                 self.program.branches.append(_line())
         self.busy = False
 
@@ -664,18 +689,18 @@ class _ReadsAndHooks(TorchFunctionMode):
             self.recorder.program.hooked_values.add(self.recorder.value_of(args[0]))
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
-        return func(*args, **(kwargs or {}))
+        former, self.recorder.validating = self.recorder.validating, self.recorder.validating or func is F.one_hot
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.recorder.validating = former
 
 
-def _plain_numbers(model: nn.Module | None) -> dict[tuple[int, str], bool | int | float]:
-    """Return the numbers that modules keep as plain attributes."""
-    modules = [] if model is None else model.modules()
-    return {
-        (place, name): value
-        for place, module in enumerate(modules)
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float))
-    }
+def _draws_numbers(run: Callable[[], Any], model: nn.Module | None) -> bool:
+    """Return whether a call draws random numbers of Python or NumPy; type checkers that draw their own do not count."""
+    with _undisturbed(model), torch.enable_grad(), DrawnNumbers() as drawn:
+        run()
+    return drawn.by_program
 
 
 def _changes_with_calls(run: Callable[[], Any], model: nn.Module | None, outputs: Sequence[Tensor]) -> bool:
@@ -699,7 +724,7 @@ def capture(
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """
     recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
-    numbers = _plain_numbers(model)
+    numbers, drawn = plain_numbers(model), random_states()
     with (
         _undisturbed(model) as changed,
         torch.enable_grad(),
@@ -712,7 +737,9 @@ def capture(
         result = run()
     recorder.forget_state(changed)
     outputs = loss_outputs(result)
-    if numbers != _plain_numbers(model) and _changes_with_calls(run, model, outputs):
+    if drawn != random_states() and _draws_numbers(run, model):
+        recorder.program.branches.append("random numbers of Python or NumPy")
+    if numbers != plain_numbers(model) and _changes_with_calls(run, model, outputs):
         recorder.program.branches.append("a number that the module keeps and changes with every call")
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
     recorder.program.hooked_nodes = has_node_hooks(outputs)

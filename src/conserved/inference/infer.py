@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -124,6 +125,11 @@ def _infer(
     here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
     if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
         inner, prefix = unwrap(model)
+        if runs_on_several(inner):
+            # Hooks of data parallelism set themselves up in the first call, and must not do so here.
+            if prefix:
+                return laws, program, run
+            model = inner = single_process_copy(inner)
 
         def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
             inner_parameters = {prefix + name: parameter for name, parameter in inner.named_parameters()}
@@ -182,6 +188,9 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     hooked = typing.assumed_parameters.union(typing.program.hooked)
     if typing.program.branches or typing.program.hooked_nodes or not hooked.isdisjoint(symmetry.parameters):
         return "assumed"
+    if typing.program.sized_by_data and _is_partial(symmetry, typing.program):
+        # Other inputs may read more or fewer rows.
+        return "assumed"
     if not typing.assumed:
         return "typed"
     if symmetry.kind.linear:
@@ -197,6 +206,15 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
     through = np.unique(np.concatenate(passed)) if passed else own_atoms[:0]
     return "assumed" if np.isin(own_atoms[own_atoms > 0], through).any() else "typed"
+
+
+def _is_partial(symmetry: Symmetry, program: CapturedProgram) -> bool:
+    """Return whether a law covers a part of a parameter only."""
+    for name in symmetry.parameters:
+        covered = sum(leg.view.n * leg.view.m for leg in symmetry.legs if leg.view.parameter == name)
+        if covered < math.prod(program.values[program.parameters[name]].shape):
+            return True
+    return False
 
 
 def _follow(

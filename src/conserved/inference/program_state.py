@@ -110,3 +110,49 @@ def _fill(container: Any, content: Any) -> None:
 
 def _is(first: Any, second: Any) -> bool:
     return first is second
+
+
+def random_states() -> tuple[Any, ...]:
+    """Return the states of the random numbers of Python and NumPy, which no operation on tensors shows."""
+    numpy: Any = sys.modules.get("numpy")
+    legacy = () if numpy is None else numpy.random.get_state()
+    return random.getstate(), *(part.tobytes() if hasattr(part, "tobytes") else part for part in legacy)
+
+
+class DrawnNumbers:
+    """Notes within a block whether the program draws random numbers of Python or NumPy.
+
+    beartype draws numbers of Python's to choose the items that it checks. These are none of the program's, and the
+    state of the generator cannot tell: calls are looked at, which is slow, so this is for a state that has changed.
+    """
+
+    def __init__(self) -> None:
+        self.by_program = False
+        self._former: Any = None
+        self._numpy: Any = None
+
+    def __enter__(self) -> DrawnNumbers:
+        self._numpy = random_states()[1:]
+        self._former = sys.getprofile()
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.setprofile(self._former)
+        self.by_program = self.by_program or self._numpy != random_states()[1:]
+
+    def _look(self, frame: Any, event: str, called: Any) -> None:
+        drawn = event == "c_call" and isinstance(getattr(called, "__self__", None), random.Random)
+        if drawn and not frame.f_code.co_filename.startswith("<@beartype"):
+            self.by_program = True
+
+
+def plain_numbers(model: Any) -> dict[tuple[int, str], bool | int | float]:
+    """Return the numbers that the modules of a model keep as plain attributes; none of what is not a module."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return {
+        (place, name): value
+        for place, module in enumerate(modules)
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float))
+    }

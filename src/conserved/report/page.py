@@ -20,7 +20,7 @@ from conserved.report.claimcards import tally
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
-from conserved.report.summary import alarms_first, findings, headlines, hero, verdict_line
+from conserved.report.summary import alarms_first, findings, headlines, hero, tile_columns, verdict_line
 from conserved.report.table import ReportTable
 
 SECTIONS = {
@@ -76,13 +76,15 @@ def render(contents: Contents, *, title: str, command: str, refresh: float = 0.0
     figures: dict[str, list[Plot]] = {heading: [] for heading in SECTIONS.values()}
     for plot in contents.figures:
         figures[SECTIONS.get(plot.section, SECTIONS[""])].append(plot)
+    shown = headlines(contents)
     return environment.get_template("page.html.j2").render(
         contents=contents,
         title=title,
         command=command,
         refresh=refresh,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        headlines=headlines(contents),
+        headlines=shown,
+        tile_columns=tile_columns(len(shown)),
         verdict_line=verdict_line(contents),
         findings=findings(contents),
         hero=hero(contents),

@@ -12,6 +12,8 @@ from conserved.report.plot import Plot
 from conserved.verdict import Status
 
 MOST_FINDINGS = 4
+MOST_TILES = 5
+"""The most tiles that have room in one row."""
 """Sentences of the first screen; a reader who wants more scrolls."""
 
 
@@ -84,10 +86,15 @@ def _figure_sentence(contents: Contents) -> str:
     return f"all {count} measured statements hold" if count else ""
 
 
+def tile_columns(count: int) -> int:
+    """Return how many tiles stand in a row of a wide page, so that no tile stands alone below the others."""
+    return count if count <= MOST_TILES else -(-count // 2)
+
+
 def findings(contents: Contents) -> tuple[str, ...]:
-    """Return the sentences of a demonstration, or what was found in every kind of record; four at most."""
+    """Return the sentences of a demonstration, or at most four of what every kind of record says."""
     if contents.found:
-        return contents.found[:MOST_FINDINGS]
+        return contents.found
     messages = [f"{run.name}: {run.message}" for run in contents.runs]
     messages += [f"{audit.name}: {audit.message}" for audit in contents.audits]
     messages += [f"{section.name}: {section.sentence}." for section in contents.laws]

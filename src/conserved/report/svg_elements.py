@@ -37,8 +37,9 @@ def colour(value: Any, otherwise: str) -> str:
 
 
 def width_of(text: Any, size: float = 11.5) -> float:
-    """Return about how wide a text is."""
-    return 0.56 * size * len(plain(text))
+    """Return about how wide a text is; m and w are half as wide again as other letters."""
+    words = plain(text)
+    return size * (0.56 * len(words) + 0.28 * sum(letter in "mwMW" for letter in words))
 
 
 def shorten(text: Any, room: float, size: float = 11.5) -> str:

@@ -155,7 +155,7 @@ def _errors(run: Digest) -> Plot:
         anchor=f"run-{run.name}-errors",
         title="Relative error of the laws",
         alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
-        caption="Equation (10): mean of ‖h(θ_k) − h(θ_0)‖ / ‖h(θ_0)‖ over the laws of a kind.",
+        caption="Equation (10): mean of ‖h(θₖ) − h(θ₀)‖ / ‖h(θ₀)‖ over the laws of a kind.",
         data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
         layout=axes("step", "error", log=True),
     )

@@ -505,5 +505,5 @@ def _tensor(value: bytes, shape: list[int]) -> Tensor:
 
 
 def real(value: float | None) -> float:
-    """Return SQLite stores NaN as null."""
+    """Return a stored number; SQLite stores NaN as null."""
     return float("nan") if value is None else float(value)

@@ -71,7 +71,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_write(path: Path) -> sqlite3.Connection:
-    """Return a write-ahead log lets readers read while a writer writes; a commit outlives the process that made it."""
+    """Open a database to write, with a write-ahead log: readers read meanwhile, and a commit outlives its process."""
     db = connect(path)
     try:
         with name_file_in_errors(path):

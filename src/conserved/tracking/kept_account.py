@@ -111,7 +111,7 @@ def _denominators(stack: LawStack, reference: Reference, name: str) -> Tensor:
 
 
 def start_account(account: StepAccount) -> Running:
-    """Return watching starts here."""
+    """Start the sums of a run here."""
     return Running(
         reference=account.law.clone(),
         previous=account.law.clone(),

@@ -388,6 +388,9 @@ class Monitor(RunResults):
         if self._spoiled():
             # Laws hold of a gradient that belongs to the step.
             self._looked = True
+        if self._clip is not None and _largest_repeats(self.model):
+            # No account survives gradients that are clipped by value.
+            self._steps.foreign = True
         if not closure and not self._steps.notice_foreign_gradients() and not self._takes_turns():
             self.look_at_gradients()
 
@@ -462,8 +465,9 @@ class Monitor(RunResults):
         if found.clipped is not None:
             self._clip = found.clipped
             self._records.explain(step, later=True)
-        elif alarms and self._clip is not None and _largest_gradient(self.model) == self._clip:
-            # Gradients of this step are clipped at the same value, though too few entries to be seen by themselves.
+        elif alarms and self._clip is not None and _largest_repeats(self.model):
+            # Gradients of this step are clipped too, though in too few entries to be seen by themselves.
+            self._steps.foreign = True
             return
         if self._stop and alarms:
             self._records.raise_at_once(alarms)
@@ -477,7 +481,8 @@ class Monitor(RunResults):
         satisfies them. A defect in the loop breaks a few, or comes once.
         """
         waiting, self._waiting = self._waiting, ()
-        if not (changes_all_gradients(found) and self._steps.gradients_written()):
+        if found.disagreements or not (changes_all_gradients(found) and self._steps.gradients_written()):
+            # A loop that means to change gradients does so on all replicas.
             return (*waiting, *alarms)
         # The account takes gradients for those of the pass as well.
         self._steps.foreign = True
@@ -551,6 +556,13 @@ class Monitor(RunResults):
         if not self._opened:
             self._boundary.attempt(LINES, self._open)
         self._forget_step()
+
+    def take_notes(self) -> list[str]:
+        """Return what identities of steps noted since the last call: what may be meant or not."""
+        if self._identities is None:
+            return []
+        notes, self._identities.step.notes = self._identities.step.notes, []
+        return list(dict.fromkeys(notes))
 
     def _open(self) -> None:
         """Say once what is watched, as soon as the laws are known."""
@@ -829,10 +841,11 @@ def _half_of(budget: TimeBudget) -> float:
     return budget.allowance / 2
 
 
-def _largest_gradient(model: nn.Module) -> float:
-    """The largest magnitude of a gradient's entry."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-    return max((float(one.abs().max()) for one in gradients if one.numel()), default=0.0)
+def _largest_repeats(model: nn.Module) -> bool:
+    """Return whether several entries of gradients have the largest magnitude, as clipping by value leaves them."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse and p.grad.numel()]
+    largest = max((float(one.abs().max()) for one in gradients), default=0.0)
+    return sum(int((one.abs() == largest).sum()) for one in gradients) > 1
 
 
 def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conserved.inference.reading_progress import PROGRESS
+from conserved.tracking.identities.finding import name_tensors
 
 if TYPE_CHECKING:
     from conserved.tracking.monitor import Monitor
@@ -69,7 +70,7 @@ def opening_line(monitor: Monitor, optimizers: list[Optimizer], autocast: Iterab
     """Say what is watched: laws and coverage, trained tensors, precision, ties, decayed gains, how often."""
     model = monitor.model
     parts = [*_watched(monitor), _trained(model, optimizers), *_precision(model, autocast), *_tied(model)]
-    parts += [*_decayed(model, optimizers), monitor.cadence]
+    parts += [*_decayed(model, optimizers), *_unusual(model, optimizers), *monitor.take_notes(), monitor.cadence]
     return f"conserved: {'; '.join(parts)}"
 
 
@@ -98,6 +99,8 @@ def _precision(model: nn.Module, autocast: Iterable[torch.dtype]) -> list[str]:
     """Precisions other than float32 that the run computes in, and whose choice they are."""
     cast = [f"{_SHORT.get(one, _name(one))} by autocast" for one in sorted(autocast, key=str)]
     stored = {p.dtype for p in model.parameters() if p.dtype.is_floating_point} - {torch.float32}
+    coarse = [name for name, b in model.named_buffers() if b.dtype in _SHORT and not stored.issuperset({b.dtype})]
+    cast += [f"buffers in {_SHORT[model.get_buffer(coarse[0]).dtype]}: {name_tensors(coarse, 2)}"] if coarse else []
     return cast + [f"{_SHORT.get(one, _name(one))} parameters" for one in sorted(stored, key=str)]
 
 
@@ -112,7 +115,27 @@ def closing_line(monitor: Monitor) -> str:
         f"{monitor.count:,} step{'s' if monitor.count != 1 else ''}, {audits} audit{'s' if audits != 1 else ''}, "
         f"{alarms or 'no'} alarm{'s' if alarms != 1 else ''}; took {1e3 * monitor.cost:.2g} ms a step"
     )
-    return f"conserved: {text}" + ("" if monitor.state == "watching" else f"; {monitor.state}")
+    parts = [text, *monitor.take_notes(), *([] if monitor.state == "watching" else [monitor.state])]
+    return f"conserved: {'; '.join(parts)}"
+
+
+def _unusual(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
+    """Return what may be meant or not: maximized losses, frozen tensors in an optimizer, statistics of frozen norms."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    frozen = [names[id(p)] for group in groups for p in group["params"] if not p.requires_grad and id(p) in names]
+    norms = [
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        and m.training
+        and m.track_running_stats
+        and m.weight is not None
+        and not m.weight.requires_grad
+    ]
+    parts = ["the loss is maximized"] if any(group.get("maximize") for group in groups) else []
+    parts += [f"frozen and in an optimizer: {name_tensors(frozen, 2)}"] if frozen else []
+    return parts + ([f"statistics of frozen norms move: {name_tensors(norms, 2)}"] if norms else [])
 
 
 def _trained(model: nn.Module, optimizers: list[Optimizer]) -> str:

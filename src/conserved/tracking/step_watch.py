@@ -127,6 +127,9 @@ class StepWatch:
 
     def gradients_written(self) -> bool:
         """Return whether most gradients are not as the last backward pass left them: changed, replaced, or not its."""
+        if any(getattr(p, "main_grad", None) is not None for p in self._model.parameters()):
+            # A wrapper keeps gradients in buffers of its own: that they are written there says nothing.
+            return False
         if not self._accumulated:
             return True
         held = [p for p in self._held() if p.grad is not None]

@@ -105,7 +105,7 @@ def laws_hold(
     if moved:
         what = f"quantities that some field changes, by balls that exclude zero, {size}"
         evidence = Evidence(what=what, value=f"{len(moved)} of {len(forms)}", limit="0", proof=True)
-        message = f"Not all of them are conserved: some data changes {len(moved)} of {len(forms)}."
+        message = f"Some data changes {len(moved)} of these {len(forms)} quantities."
         return refute(message, evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"

@@ -110,13 +110,6 @@ def in_squares(recipe: str, family: str) -> list[float]:
     return result
 
 
-def second_order(recipe: str, family: str) -> Evidence:
-    """Return how the drift that exact steps make grew in a stored run."""
-    found = ", ".join(f"{value:.2f}" for value in stored()[recipe]["laws"][family]["in_squares"])
-    what = f"exponent of Σ τ_i² μ(G_i, G_i) in Σ τ_i², {family}, early, in the middle and late, {_run(recipe)}"
-    return Evidence(what=what, value=found)
-
-
 def drifted(recipe: str, family: str) -> Evidence:
     """Return how far a law went in a stored run."""
     what = f"relative drift, gradients in {ARITHMETIC[stored()[recipe]['products']]}, {_run(recipe)}"

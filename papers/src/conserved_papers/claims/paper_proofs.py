@@ -101,7 +101,7 @@ def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
             slips += sum(result.severity is Severity.SLIP for result in results)
             broken += [result.claim for result in bad]
             evidence.append(Evidence(what=f"{format_lines(spans(step.lines))}: {step.says}", value=told))
-        after = f" {slips} slips on the way are repaired." if slips > 1 else " A slip on the way is repaired." * slips
+        after = f" Slips on the way, which are repaired: {slips}." if slips else ""
         if not broken:
             return confirm(f"Every step holds.{after}", *evidence, scope=f"{ARGUED}, all sizes")
         names = ", ".join(claim.code for claim in broken)

@@ -118,7 +118,7 @@ def _copy(s: Step) -> Known:
 
 @rule("native_dropout")
 def _dropout(s: Step) -> Any:
-    """Return a random mask keeps positive scales and mixes nothing."""
+    """Type a random mask, which keeps positive scales and mixes nothing."""
     if s.arg(2) is False or s.arg(1) == 0:
         return [s.raw(s.arg(0)), FIXED]
     x = s.type(s.arg(0))

@@ -17,7 +17,7 @@ from conserved.inference.types import FIXED, Field, Type
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
 def _softmax(s: Step) -> Known:
-    """Return sees no shift along its axis, and every scale."""
+    """Type a softmax, which ignores a shift along its axis and sees every scale."""
     x = s.type(s.arg(0))
     dim = at(s.arg(1), len(s.out)) if s.out else 0
     if not s.out or s.out[dim] == 1:

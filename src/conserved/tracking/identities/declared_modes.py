@@ -248,14 +248,29 @@ def _switches() -> dict[str, Any]:
 def _effective_mode(structure: ModelStructure, *, declared: bool) -> bool:
     """Return whether a model acts as in training.
 
-    All layers whose mode matters may be in another mode than the model itself. Some of them may be so on purpose, as
-    frozen batch norms are, and dropout that is left on to sample.
+    All layers whose mode matters may be in another mode than the model itself. Some of them may be so on purpose:
+    layers of a frozen part, norms that a loop switches one by one, and dropout that is left on to sample.
     """
     children = structure.modules[1:]
-    layers = [m.training for m in structure.moded if _is_sensitive(m)]
     if not declared and children and all(m.training for m in children):
         return True
-    return declared and (not layers or any(layers))
+    layers = [m for m in structure.moded if _is_sensitive(m)]
+    if not declared or not layers or any(m.training for m in layers):
+        return declared
+    deliberate = _deliberately_switched(structure)
+    return all(id(m) in deliberate for m in layers)
+
+
+def _deliberately_switched(structure: ModelStructure) -> set[int]:
+    """Return layers in eval mode that belong to a frozen part, or whose own parent and siblings train."""
+    found: set[int] = set()
+    for parent in structure.modules:
+        parameters = list(parent.parameters())
+        if not parent.training and parameters and not any(p.requires_grad for p in parameters):
+            found.update(id(m) for m in parent.modules())
+        elif parent.training:
+            found.update(id(m) for m in parent.children() if isinstance(m, _NORMS) and not m.training)
+    return found
 
 
 def _is_sensitive(module: nn.Module) -> bool:

@@ -75,6 +75,9 @@ class EqualReplicas(StepIdentity):
         self._buffers: dict[int, set[str]] = {}
         """By process, buffers that agreed in all steps so far."""
         self._buffer_names: list[str] = []
+        self._mode: dict[str, str] = {}
+        """Mode and autocast of the last pass with gradients."""
+        self._said_mode = False
         self._said_inputs = False
         self._holders: dict[str, set[int]] = {}
         """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
@@ -100,6 +103,13 @@ class EqualReplicas(StepIdentity):
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._called = True
+        if self._exchange is not None and torch.is_grad_enabled():
+            device = next((p.device.type for p in module.parameters()), "cpu")
+            cast = torch.is_autocast_enabled(device)
+            self._mode = {
+                "mode": "train" if module.training else "eval",
+                "autocast": str(torch.get_autocast_dtype(device)).removeprefix("torch.") if cast else "no",
+            }
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Take fingerprints of the gradients that are about to be used."""
@@ -136,6 +146,7 @@ class EqualReplicas(StepIdentity):
                 "names": self._digest,
                 "called": self._called,
                 "received": self._received,
+                "mode": self._mode,
                 "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
             }
             exchange.show(step.number, record)
@@ -181,6 +192,7 @@ class EqualReplicas(StepIdentity):
                     step.report(self._finding("parameters", names, rank, 1, own))
                 continue
             self._look_at_inputs(step, rank, number, theirs, own)
+            self._look_at_modes(step, rank, number, theirs, own)
             for finding in self._judge(step, rank, number, theirs, own):
                 if not self._reported:
                     self._reported = True
@@ -295,6 +307,29 @@ class EqualReplicas(StepIdentity):
                 f"{ranks[1]} since step "
                 f"{number} and agreed before: it was written to on one process only.",
             )
+
+    def _look_at_modes(
+        self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> None:
+        """Report data-parallel processes whose passes differ in mode or autocast."""
+        replicas = _wrapper(step.called) is not None or (self._equal_start is True and not theirs["received"])
+        apart = [key for key, value in own["mode"].items() if theirs["mode"].get(key, value) != value]
+        if not replicas or not apart or self._said_mode:
+            return
+        self._said_mode = True
+        assert self._exchange is not None
+        key, ranks = apart[0], tuple(sorted((self._exchange.rank, rank)))
+        values = {self._exchange.rank: own["mode"][key], rank: theirs["mode"][key]}
+        step.report(
+            StepFinding(
+                code="replicas",
+                step=number,
+                ranks=ranks,
+                message=f"Passes differ between ranks: {key} {values[ranks[0]]} on rank {ranks[0]}, {key} "
+                f"{values[ranks[1]]} on rank {ranks[1]}. Gradients are averaged over both. Set mode and precision "
+                "alike on all processes.",
+            )
+        )
 
     def _look_at_inputs(
         self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]

@@ -42,6 +42,9 @@ class GradientReach(StepIdentity):
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._graded = torch.is_grad_enabled()
 
+    def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
+        self._graded = False
+
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         count = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         held = {id(p) for p in grouped_parameters(optimizer)}
@@ -63,6 +66,8 @@ class GradientReach(StepIdentity):
             # Nothing has a gradient: the step itself is at fault, not a part of the model.
             return
         self._suspects |= found
+        if found:
+            step.notes.append(f"no gradient for {name_tensors([name for name, _, _ in found.values()], 2)}")
         hook = Hook(Boundary(logs=False), "reach", self._note)
         for module in {id(m): m for _, _, m in found.values()}.values():
             self._handles.append(module.register_forward_hook(hook))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterator
 from statistics import median
@@ -34,6 +35,11 @@ _NORMAL = 1.4826
 _ZEROS = 3
 """Steps in a row that a gradient is zero before that is said: a batch may leave a part of a model out."""
 
+_DIGITS = re.compile(r"\d+")
+
+_SHARE = 0.25
+"""Share of an optimizer's entries without any gradient since the start that is more than a part not used yet."""
+
 
 class GradientSizes(StepIdentity):
     """Follows the norm of every gradient, on a logarithmic scale, less what all tensors have in common in a step."""
@@ -45,12 +51,18 @@ class GradientSizes(StepIdentity):
     def __init__(self) -> None:
         self._history: dict[str, deque[float]] = {}
         self._zeros: dict[str, int] = {}
+        self._longest: dict[str, int] = {}
+        """By tensor, the longest run of zeros that ended: parts that batches leave out now and then have one."""
+        self._moving = 0
+        """Steps so far at a rate above zero; what starts behind a zero has a gradient from the second of them on."""
         self._nothing = 0
         """Steps in a row in which every gradient was exactly zero."""
 
     def restart(self) -> None:
         self._history.clear()
         self._zeros.clear()
+        self._longest.clear()
+        self._moving = 0
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if not step.thorough:
@@ -65,9 +77,14 @@ class GradientSizes(StepIdentity):
             names = [name for name, _ in rows]
             norms = torch._foreach_norm([local(gradient) for _, gradient in rows])
             numbers = torch.stack([norm.double().to(norms[0].device) for norm in norms])
-            step.read(numbers, lambda arrived: self._judge(names, arrived, step.number))
+            sizes = {name: gradient.numel() for name, gradient in rows}
+            self._moving += any(bool(group.get("lr", 1.0)) for group in optimizer.param_groups)
+            moving = self._moving
+            step.read(numbers, lambda arrived: self._judge(names, arrived, step.number, sizes, moving))
 
-    def _judge(self, names: list[str], numbers: Tensor, number: int) -> Iterator[StepFinding]:
+    def _judge(
+        self, names: list[str], numbers: Tensor, number: int, sizes: dict[str, int] | None = None, moving: int = 0
+    ) -> Iterator[StepFinding]:
         norms = dict(zip(names, numbers.tolist(), strict=True))
         logs = {name: math.log(norm) for name, norm in norms.items() if norm > 0 and math.isfinite(norm)}
         centres = {name: median(past) for name, past in self._history.items() if len(past) >= _LEAST and name in logs}
@@ -84,6 +101,7 @@ class GradientSizes(StepIdentity):
             if deviation > max(_SIGMAS * sigma, _FACTOR):
                 out.append((deviation, name))
         yield from self._dead(norms, number)
+        yield from self._never_alive(norms, number, sizes or {}, moving)
         for name, value in logs.items():
             self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
         if out and 2 * len(out) <= len(logs):
@@ -117,16 +135,44 @@ class GradientSizes(StepIdentity):
             return
         dead = []
         for name, norm in norms.items():
-            self._zeros[name] = self._zeros.get(name, 0) + 1 if norm == 0 else 0
-            if self._zeros[name] == _ZEROS and len(self._history.get(name, ())) >= _LEAST:
+            before = self._zeros.get(name, 0)
+            if norm and name in self._history:
+                self._longest[name] = max(self._longest.get(name, 0), before)
+            self._zeros[name] = before + 1 if norm == 0 else 0
+            wait = _ZEROS * (1 + 2 * self._longest.get(name, 0))
+            if self._zeros[name] == wait and len(self._history.get(name, ())) >= _LEAST:
                 dead.append(name)
         if dead:
             yield StepFinding(
                 code="zero gradient",
                 tensor=dead[0],
                 others=tuple(dead[1:]),
-                step=number - _ZEROS + 1,
+                step=number - self._zeros[dead[0]] + 1,
                 message=f"The gradient of {name_tensors(dead)} has been exactly zero since step "
-                f"{number - _ZEROS + 1}. It "
+                f"{number - self._zeros[dead[0]] + 1}. It "
                 "had one before: was a branch detached, a unit switched off for good, or a reduction lost?",
+            )
+
+    def _never_alive(
+        self, norms: dict[str, float], number: int, sizes: dict[str, int], moving: int
+    ) -> Iterator[StepFinding]:
+        """Yield a large part of the model whose gradient was exactly zero in every one of the first steps."""
+        if moving != _ZEROS or not any(norms.values()):
+            return
+        # Of experts that take turns, some have a gradient.
+        alive = {(_DIGITS.sub("#", name), sizes[name]) for name, norm in norms.items() if norm}
+        never = [
+            name
+            for name, norm in norms.items()
+            if norm == 0 and self._zeros.get(name, 0) >= _ZEROS and (_DIGITS.sub("#", name), sizes[name]) not in alive
+        ]
+        if sum(sizes[name] for name in never) >= _SHARE * sum(sizes.values()):
+            yield StepFinding(
+                code="zero gradient",
+                tensor=never[0],
+                others=tuple(never[1:]),
+                step=number - _ZEROS + 1,
+                message=f"The gradient of {name_tensors(never)} has been exactly zero in every step, and others are "
+                "not: what they compute does not reach the loss. Are all units dead, or is there a round(), sign() or "
+                "argmax() behind them?",
             )

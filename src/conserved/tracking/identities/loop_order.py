@@ -37,6 +37,12 @@ _COARSE = 1e-3
 _MOVED = 0.25
 """The share of entries of a coarse average that move in a step, below which it swallows its updates."""
 
+_FRACTIONAL = (torch.optim.lr_scheduler.CosineAnnealingWarmRestarts,)
+"""Schedulers that take fractions of an epoch."""
+
+_INFINITE, _SEARCH = 3, 20
+"""Steps in a row that a scaler may skip: at scales below one, and while it looks for its scale."""
+
 _SKIPPED = 2
 """Steps in a row without an optimizer step, gradients cleared in between, after which it is said."""
 
@@ -74,6 +80,14 @@ class LoopOrder(StepIdentity):
         self._gradients: tuple[int, ...] = ()
         self._pace: dict[int, tuple[int, int]] = {}
         """By scheduler, its count, and steps in a row in which it was stepped more than once."""
+        self._at_pass: dict[int, int] = {}
+        """By scheduler, its count when the pass of the step began."""
+        self._fractional: set[int] = set()
+        """Schedulers that were given something else than whole epochs."""
+        self._infinite = 0
+        """Steps in a row that a scaler skipped because of gradients that are not finite."""
+        self._early: dict[int, int] = {}
+        """By scheduler, steps in a row in which it was stepped between the pass and the optimizer's step."""
         self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
         """By copy of the model, how often it was written to, and entries of it and of the model."""
         self._standing: dict[int, int] = {}
@@ -83,12 +97,43 @@ class LoopOrder(StepIdentity):
     def begin(self, step: TrainingStep) -> None:
         self._weights = _some_weights(step)
 
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        if self._objects is not None and torch.is_grad_enabled() and self._objects.schedulers:
+            self._at_pass = self._scheduler_counts()
+
+    def _scheduler_counts(self) -> dict[int, int]:
+        assert self._objects is not None
+        counts = {i: getattr(ref(), "_step_count", None) for i, ref in enumerate(self._objects.schedulers)}
+        return {index: count for index, count in counts.items() if isinstance(count, int)}
+
     def restart(self) -> None:
         # A loop that goes back to earlier weights goes back to an earlier or an empty state as well.
         self._counts.clear()
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
+        if self._at_pass and step.passes == 1:
+            self._look_at_early_schedulers(step, optimizer)
+        self._at_pass = {}
+
+    def _look_at_early_schedulers(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report a scheduler that is stepped between the pass and the optimizer's step, twice in a row."""
+        assert self._objects is not None
+        for index, count in self._scheduler_counts().items():
+            scheduler = self._objects.schedulers[index]()
+            if id(optimizer) not in wrapped_ids(getattr(scheduler, "optimizer", None)):
+                continue
+            early = count > self._at_pass.get(index, count)
+            self._early[index] = self._early.get(index, 0) + 1 if early else 0
+            if self._early[index] == _FAST:
+                step.report(
+                    StepFinding(
+                        code="rate",
+                        step=step.number - _FAST,
+                        message=f"{type(scheduler).__name__}.step() is called before {type(optimizer).__name__}.step():"
+                        " the first value of the schedule is never used. Step the scheduler after the optimizer.",
+                    )
+                )
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_scale(step, optimizer)
@@ -125,7 +170,7 @@ class LoopOrder(StepIdentity):
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
         """Report backward passes whose gradients are cleared without any step."""
         if self._stepped:
-            self._missed, self._gradients, self._weights = 0, (), None
+            self._missed, self._gradients, self._weights, self._infinite = 0, (), None, 0
             return
         before, self._weights = self._weights, _some_weights(step)
         # Compiled steps run no hooks, and a loop may write its updates itself.
@@ -135,6 +180,7 @@ class LoopOrder(StepIdentity):
         plain = [g for g in gradients[:4] if is_plain(g) and on_host(g)]
         finite = all(bool(torch.isfinite(local(g)).all()) for g in plain)
         useful = bool(plain) and finite and any(bool(local(g).any()) for g in plain)
+        self._look_at_skipped_steps(step, finite=finite)
         # Gradients that are accumulated stay the same tensors; a scaler skips steps with infinities.
         renewed = not self._gradients or now != self._gradients
         self._missed = self._missed + 1 if useful and step.passes and renewed and stayed else 0
@@ -149,6 +195,24 @@ class LoopOrder(StepIdentity):
                     "as they are. Is optimizer.step() called, with its parentheses, and on the "
                     "optimizer that the monitor "
                     "was given?",
+                )
+            )
+
+    def _look_at_skipped_steps(self, step: TrainingStep, *, finite: bool) -> None:
+        """Report a scaler that skips every step, beyond the few in which it finds its scale."""
+        if self._objects is None:
+            self._objects = RunObjects.search(step.model)
+        scaler = self._scaler()
+        self._infinite = self._infinite + 1 if scaler is not None and not finite else 0
+        low = scaler is not None and on_host(scaler._scale) and float(scaler.get_scale()) < 1
+        if self._infinite == (_INFINITE if low else _SEARCH):
+            step.report(
+                StepFinding(
+                    code="no step",
+                    step=step.number - self._infinite + 1,
+                    message=f"The gradient scaler has skipped {self._infinite} steps in a row, as gradients are not "
+                    "finite at any scale: the weights stay as they are. Look for a square root, a logarithm or a "
+                    "division at zero.",
                 )
             )
 
@@ -246,6 +310,19 @@ class LoopOrder(StepIdentity):
             scheduler = reference()
             count = getattr(scheduler, "_step_count", None)
             if not isinstance(count, int) or stepped.isdisjoint(wrapped_ids(getattr(scheduler, "optimizer", None))):
+                continue
+            epoch = getattr(scheduler, "last_epoch", 0)
+            if isinstance(epoch, float) and not epoch.is_integer() and not isinstance(scheduler, _FRACTIONAL):
+                self._pace[index] = (count, _FAST)
+                if index not in self._fractional:
+                    self._fractional.add(index)
+                    step.report(
+                        StepFinding(
+                            code="rate",
+                            message=f"{type(scheduler).__name__}.step() was given {epoch:.4g} as its epoch: the rate "
+                            "follows that number. Call it without arguments; only ReduceLROnPlateau takes the loss.",
+                        )
+                    )
                 continue
             before, fast = self._pace.get(index, (count, 0))
             fast = fast + 1 if count - before > 1 else 0

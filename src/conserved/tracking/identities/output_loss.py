@@ -1,7 +1,8 @@
-"""Does the loss take what the model gives? Probabilities given to a loss that makes probabilities of them again."""
+"""Does the loss take what the model gives? Probabilities in place of logits, labels out of range, broadcast shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,19 +23,29 @@ _EQUAL = 2e-3
 _ROWS = 4096
 """Rows of outputs that are looked at."""
 
+_DIFFERENT = 0.05
+"""How far weights of rows have to differ, relatively, to be told from equal ones."""
+
+_LABELS = ((-1.0, 1.0), (1.0, 2.0), (0.0, 2.0))
+"""Labels that a binary loss is given by mistake."""
+
 
 class OutputLoss(StepIdentity):
-    """Compares the gradient of outputs that are probabilities with that of a loss that applies softmax or sigmoid.
+    """Reads off the gradient of the outputs which loss was taken of them.
 
-    Such a loss of an output p has the gradient w (softmax(p) − y), with one weight w for a row and y = 0 but for one
-    class. A loss of probabilities has another one: −y / p, or 2 (p − y).
+    Cross-entropy of logits z has the gradient w (softmax(z) − y), with one weight w and y = 0 but for one class; its
+    binary form w (sigmoid(z) − y) with y in {0, 1}; a squared error 2 w (z − y). Of outputs that are probabilities, of
+    labels −1 and 1, and of targets that were broadcast, the same losses have gradients that no right program gives.
     """
 
     name = "outputs"
     question = "Does the loss take what the model gives?"
 
     def __init__(self) -> None:
-        self._found = ""
+        self._pairs: list[tuple[str, Tensor, Tensor]] = []
+        """Outputs that got a gradient: which function made probabilities of them, they, and the gradient."""
+        self._targets: list[float] = []
+        """By step, the one target that the gradient of all outputs points to."""
         self._steps = 0
         self._handles: list[Any] = []
 
@@ -42,31 +53,71 @@ class OutputLoss(StepIdentity):
         if self._steps >= _STEPS or not torch.is_grad_enabled():
             return
         for one in list(tensors_in(outputs))[:4]:
-            kind = _probabilities(one)
-            if kind:
-                watched = partial(self._compare, kind, one.detach()[:_ROWS])
+            if one.dtype in (torch.float32, torch.float64) and one.requires_grad and one.ndim and one.numel() > 1:
+                watched = partial(self._keep, _probabilities(one), one.detach()[:_ROWS])
                 self._handles.append(one.register_hook(Hook(Boundary(logs=False), "outputs", watched)))
 
-    def _compare(self, kind: str, outputs: Tensor, gradient: Tensor) -> None:
-        twice = _softmax_twice if kind == "softmax" else _sigmoid_twice
-        if twice(outputs.double(), gradient.detach()[:_ROWS].double()):
-            self._found = kind
+    def _keep(self, kind: str, outputs: Tensor, gradient: Tensor) -> None:
+        self._pairs.append((kind, outputs.double(), gradient.detach()[:_ROWS].double()))
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._steps += 1
         self.close(step)
-        found, self._found = self._found, ""
-        if found:
-            self._steps = _STEPS
-            loss = "cross_entropy" if found == "softmax" else "binary_cross_entropy_with_logits"
-            step.report(
-                StepFinding(
+        pairs, self._pairs = self._pairs, []
+        if self._steps <= _STEPS:
+            finding = next(iter(self._findings(step, pairs)), None)
+            if finding is not None:
+                self._steps = _STEPS
+                step.report(finding)
+
+    def _findings(self, step: TrainingStep, pairs: list[tuple[str, Tensor, Tensor]]) -> Iterator[StepFinding]:
+        for kind, outputs, gradient in pairs:
+            if kind and (_softmax_twice if kind == "softmax" else _sigmoid_twice)(outputs, gradient):
+                loss = "cross_entropy" if kind == "softmax" else "binary_cross_entropy_with_logits"
+                yield StepFinding(
                     code="probabilities",
-                    message=f"The model gives probabilities, and the loss applies {found} to them "
+                    message=f"The model gives probabilities, and the loss applies {kind} to them "
                     "again: its gradient at "
-                    f"the outputs is that of {found} of a {found}. Give {loss} the numbers from before the {found}.",
+                    f"the outputs is that of {kind} of a {kind}. Give {loss} the numbers from before the {kind}.",
                 )
-            )
+            if _likelihood_of_unnormalised(outputs, gradient):
+                yield StepFinding(
+                    code="probabilities",
+                    message="nll_loss is given outputs that are not logarithms of probabilities: its gradient raises "
+                    "the output of the label and lowers no other. Apply log_softmax, or use cross_entropy.",
+                )
+            if _likelihood_of_softmax(outputs, gradient):
+                yield StepFinding(
+                    code="probabilities",
+                    message="The loss is minus the probability of the label, not minus its logarithm: rows that the "
+                    "model gets wrong hardly count. Apply log_softmax instead of softmax, or use cross_entropy.",
+                )
+            if _softmax_over_batch(outputs, gradient):
+                yield StepFinding(
+                    code="probabilities",
+                    message="The loss applies softmax over the batch, not over the classes: outputs of one example "
+                    "compete with those of others. Pass dim=-1 to softmax or log_softmax.",
+                )
+            labels = _binary_labels(outputs, gradient)
+            if labels is not None:
+                yield StepFinding(
+                    code="labels",
+                    message=f"A binary loss is given the labels {labels[0]:g} and {labels[1]:g}: it has no minimum "
+                    "there, and outputs grow without end. Labels have to be 0 and 1.",
+                )
+        # A pair of networks runs twice in a step and has one target for each pass.
+        targets = [_common_target(outputs, gradient) for _, outputs, gradient in pairs] if step.passes == 1 else []
+        self._targets += [one for one in targets[:1] if one is not None]
+        if len(self._targets) == _STEPS:
+            first, second = self._targets
+            if abs(first - second) > 1e-3 * (abs(first) + abs(second)):
+                yield StepFinding(
+                    code="broadcast",
+                    step=step.number - 1,
+                    message="The squared error draws every output to one and the same number, the mean of the targets "
+                    f"({first:.4g}, then {second:.4g}): shapes (n, 1) and (n) are broadcast to (n, n). Give the loss "
+                    "outputs and targets of one shape.",
+                )
 
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
@@ -76,9 +127,6 @@ class OutputLoss(StepIdentity):
 
 def _probabilities(outputs: Tensor) -> str:
     """Return which function made probabilities of these outputs; empty if they are none."""
-    fine = outputs.dtype in (torch.float32, torch.float64) and outputs.requires_grad and outputs.numel() > 1
-    if not fine or outputs.ndim == 0:
-        return ""
     with torch.no_grad():
         low, high = torch.aminmax(outputs)
         if float(low) < 0 or float(high) > 1 or float(low) == float(high):
@@ -116,3 +164,93 @@ def _sigmoid_twice(outputs: Tensor, gradient: Tensor) -> bool:
         return False
     weights = torch.where(g > 0, g / p, -g / (1 - p))
     return bool(weights.amax() - weights.amin() <= _EQUAL * weights.amax())
+
+
+def _rows_with_gradient(outputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and gradient as rows of classes, without rows that the loss ignores."""
+    if outputs.ndim < 2 or outputs.shape != gradient.shape or outputs.shape[-1] < 2:
+        return outputs.new_zeros(0, 2), gradient.new_zeros(0, 2)
+    p, g = outputs.flatten(0, -2), gradient.flatten(0, -2)
+    used = g.abs().amax(-1) > 0
+    return p[used], g[used]
+
+
+def _likelihood_of_unnormalised(outputs: Tensor, gradient: Tensor) -> bool:
+    """Return whether a gradient is −w at one class of every row, and the rows are not logarithms of probabilities."""
+    p, g = _rows_with_gradient(outputs, gradient)
+    if len(g) < 4 or p.shape[-1] < 3 or not bool(((g != 0).sum(-1) == 1).all()):
+        return False
+    weights = -g.amin(-1)
+    equal = bool(weights.amin() > 0) and bool(weights.amax() - weights.amin() <= _EQUAL * weights.amax())
+    return equal and bool((p.logsumexp(-1).abs() > 1e-2).all())
+
+
+def _likelihood_of_softmax(outputs: Tensor, gradient: Tensor) -> bool:
+    """Return whether every row of a gradient is w p_y (p − y) with p the softmax of the row and y one class."""
+    z, g = _rows_with_gradient(outputs, gradient)
+    if len(g) < 4 or z.shape[-1] < 3:
+        return False
+    p = z.softmax(-1)
+    target = g.argmin(-1, keepdim=True)
+    others = (g / p).scatter(-1, target, torch.nan)
+    high, low = others.nan_to_num(-torch.inf).amax(-1), others.nan_to_num(torch.inf).amin(-1)
+    if bool((low <= 0).any()) or bool((high - low > _EQUAL * high).any()):
+        return False
+    weights = (high + low) / 2
+    scaled = weights / p.gather(-1, target)[:, 0]
+    spread, different = (float((w.amax() - w.amin()) / w.amax()) for w in (scaled, weights))
+    return spread <= _EQUAL and different > _DIFFERENT
+
+
+def _binary_labels(outputs: Tensor, gradient: Tensor) -> tuple[float, float] | None:
+    """Return the two labels of a binary loss of logits if they are not zero and one."""
+    z, g = outputs.flatten(), gradient.flatten()
+    if z.shape != g.shape or len(z) < 6 or not bool((g != 0).all()):
+        return None
+    p = z.sigmoid()
+    for labels in ((0.0, 1.0), *_LABELS):
+        for first in labels:
+            weight = g[0] / (p[0] - first)
+            read = p - g / weight
+            nearest = [(read - label).abs() <= _EQUAL * (1 + abs(label)) for label in labels]
+            if float(weight) > 0 and bool((nearest[0] | nearest[1]).all()) and all(bool(one.any()) for one in nearest):
+                return None if labels == (0.0, 1.0) else (labels[0], labels[1])
+    return None
+
+
+def _common_target(outputs: Tensor, gradient: Tensor) -> float | None:
+    """Return b if the gradient is a (z − b) with one a > 0 and one b for all outputs; b is not their own mean."""
+    z, g = outputs.flatten(), gradient.flatten()
+    if z.shape != g.shape or len(z) < 4 or outputs.shape[0] != outputs.numel():
+        return None
+    dz, dg = z - z.mean(), g - g.mean()
+    variance = float(dz @ dz)
+    if variance <= 1e-6 * float(z @ z) or float(dg.norm()) <= 1e-3 * float(g.norm()):
+        return None
+    slope = float(dz @ dg) / variance
+    if slope <= 0 or float((dg - slope * dz).norm()) > 1e-4 * float(dg.norm()):
+        return None
+    if abs(float(g.mean())) <= 1e-3 * float(dg.norm()):
+        return None
+    return float(z.mean()) - float(g.mean()) / slope
+
+
+def _softmax_over_batch(outputs: Tensor, gradient: Tensor) -> bool:
+    """Return whether a gradient is w (n_j p − y) with p the softmax of each column j, and n_j labels in it.
+
+    Scores of pairs against each other are square, and have such a loss on purpose.
+    """
+    if outputs.ndim != 2 or outputs.shape != gradient.shape or outputs.shape[0] == outputs.shape[1]:
+        return False
+    rows, columns = outputs.shape
+    if rows < 4 or columns < 3 or not bool(gradient.any()):
+        return False
+    p = outputs.softmax(0)
+    used = gradient.abs().amax(0) > 0
+    counts = (gradient / p).amax(0) * used
+    left = counts * p - gradient
+    weight = left.amax()
+    chosen = left > weight / 2
+    near = (left - weight * chosen).abs() <= _EQUAL * weight
+    uneven = gradient.sum(1).abs().max() > _DIFFERENT * weight
+    return bool(near.all()) and bool((chosen.sum(1) == 1).all()) and bool(uneven)

@@ -134,7 +134,8 @@ class OutsideWrites(StepIdentity):
 
     def begin(self, step: TrainingStep) -> None:
         weights = [p for p in step.structure.parameters.values() if p.requires_grad and _comparable(p) and on_host(p)]
-        self._slow = (weights, [_some(p).clone() for p in weights])
+        # Weights on a device are not read here: that would wait for it.
+        self._slow = (weights, [_some(p).clone() for p in weights]) if weights else None
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._forward = None if self._sample is None else [version_of(p) for p in self._sample.tensors]

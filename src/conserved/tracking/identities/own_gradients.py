@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.boundary import Boundary, Hook
+from conserved.inference import being_followed
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.step_identity import (
@@ -26,11 +27,11 @@ from conserved.tracking.identities.step_identity import (
 _WATCHED = 3
 """Parameters whose accumulation is listened to: what clears gradients clears all of them."""
 
-_PAIRS = 4
-"""Steps in a row with two passes of which only the second counts, before that is said.
+_DISCARDED, _DISCARDED_ELSEWHERE = 2, 8
+"""Steps in a row after which gradients cleared before use are reported: passes of one line, and of several."""
 
-Methods against forgetting take the gradient of a second batch, clear it, and use it in some steps only.
-"""
+_UNMIXED = 2
+"""Steps with passes of one mode after which a step with passes of both is not a habit of the loop."""
 
 _SAMPLE = 64
 """Entries of a gradient that tell it from another."""
@@ -79,6 +80,14 @@ class _Listener:
     """Whether others were added to those."""
     discarding: int = 0
     """Steps in a row in which gradients were cleared before they were used."""
+    accumulated: tuple[int, int] | None = None
+    """Identity and version of `.grad` right after the last gradient was added to it."""
+    kept_entries: Tensor | None = None
+    """Some entries of it at that time."""
+    rescaled: int = 0
+    """How often it was multiplied by a number before a further gradient came, since the last step."""
+    untouched: bool = False
+    """Whether a further gradient came to one that nobody had written to."""
 
 
 class OwnGradients(StepIdentity):
@@ -93,6 +102,7 @@ class OwnGradients(StepIdentity):
     spoils = True
 
     def __init__(self) -> None:
+        self._step: weakref.ref[TrainingStep] | None = None
         self._listeners: dict[int, _Listener] = {}
         self._handles: list[Any] = []
         self._owned: dict[int, list[tuple[_Listener, Tensor]]] = {}
@@ -100,11 +110,23 @@ class OwnGradients(StepIdentity):
         self._optimizer: dict[int, int] = {}
         self._evaluations: dict[int, int] = {}
         """By optimizer that counts them, evaluations of its closure."""
+        self._modes: list[bool] = []
+        """Modes of the passes with gradients since the last step: train or not."""
+        self._unmixed = 0
+        """Steps in a row whose passes all had one mode."""
+        self._combines: set[int] = set()
+        """Optimizers that stepped with something else than the last of several gradients."""
         self._others: dict[int, int] = {}
         """By optimizer, steps of other optimizers since its own."""
 
     def begin(self, step: TrainingStep) -> None:
+        self._step = weakref.ref(step)
         self._listen(step)
+
+    def paused(self) -> bool:
+        """Return whether passes under way are the monitor's own."""
+        step = self._step() if self._step is not None else None
+        return step is not None and step.paused
 
     def _listen(self, step: TrainingStep) -> None:
         """Put hooks on the first, a middle and the last parameter of every optimizer."""
@@ -124,6 +146,29 @@ class OwnGradients(StepIdentity):
                 landed = partial(_notice_landing, weakref.ref(self), id(p))
                 hook = Hook(Boundary(logs=False), "gradients", landed)
                 self._handles.append(p.register_post_accumulate_grad_hook(hook))
+                added = partial(_note_sum, weakref.ref(self), id(p))
+                hook = Hook(Boundary(logs=False), "gradients", added)
+                self._handles.append(p.register_post_accumulate_grad_hook(hook))
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            self._modes.append(module.training)
+
+    def _notice_evaluation(self, step: TrainingStep, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients of a pass in eval mode that are added to those of one in train mode, if no step was so."""
+        mixed = len(set(self._modes)) > 1
+        added = [one.name for one, _ in own if one.arrivals > 1 and not one.emptied and not one.cleared]
+        if mixed and self._unmixed >= _UNMIXED and added and len(added) == sum(one.arrivals > 0 for one, _ in own):
+            step.report(
+                StepFinding(
+                    code="stale gradient",
+                    tensor=added[0],
+                    others=tuple(added[1:]),
+                    message=f"The gradient of step {step.number} has a part of a pass in eval mode: zero_grad() was "
+                    "not called after the backward pass of an evaluation.",
+                )
+            )
+        self._unmixed = 0 if mixed else self._unmixed + 1
 
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
@@ -140,6 +185,8 @@ class OwnGradients(StepIdentity):
             listener.emptied |= empty
             listener.cleared += empty and nonzero and listener.landed and parameter._version == listener.version
             listener.mixed |= not empty and listener.kept == listener.arrivals
+        if listener.arrivals and old is not None and listener.accumulated is not None and on_host(old):
+            self._compare_with_sum(listener, old)
         listener.version, listener.landed = parameter._version, False
         if listener.arrivals == 0 or old is None:
             listener.stale = old is not None and _is_used(listener.used, old)
@@ -153,8 +200,76 @@ class OwnGradients(StepIdentity):
         listener.ever += 1
         listener.arrived = _entries(gradient).clone() if gradient.numel() and is_plain(gradient) else None
 
+    def note_sum(self, key: int, gradient: Tensor) -> None:
+        """Remember `.grad` right after a gradient was added to it."""
+        listener = self._listeners[key]
+        if is_plain(gradient) and on_host(gradient):
+            listener.accumulated = (id(gradient), gradient._version)
+            listener.kept_entries = _entries(gradient).clone()
+
+    def _compare_with_sum(self, listener: _Listener, old: Tensor) -> None:
+        """Notice a gradient that was multiplied by a number between two backward passes of a step."""
+        if listener.accumulated == (id(old), old._version):
+            listener.untouched = True
+        elif is_plain(old) and _is_parallel(listener.kept_entries, _entries(old)):
+            listener.rescaled += not torch.equal(_entries(old), listener.kept_entries)  # type: ignore[arg-type]
+        else:
+            listener.untouched = True
+
+    def _notice_rescaled(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients that are multiplied after every micro-batch: the earlier ones count less and less.
+
+        A loop that weighs one loss against another multiplies once, and not after the last backward pass.
+        """
+        rescaled = [
+            (one, p)
+            for one, p in own
+            if one.rescaled
+            and not one.untouched
+            and p.grad is not None
+            and one.accumulated is not None
+            and one.accumulated[1] != p.grad._version
+        ]
+        if rescaled and len(rescaled) == sum(one.arrivals > 1 for one, _ in own):
+            name = rescaled[0][0].name
+            step.report(
+                StepFinding(
+                    code="rescaled gradient",
+                    tensor=name,
+                    others=tuple(one.name for one, _ in rescaled[1:]),
+                    message=f"Gradients were clipped or divided after every one of {rescaled[0][0].arrivals} backward "
+                    f"passes of step {step.number}: what earlier micro-batches gave is scaled again and again. Clip or "
+                    f"divide once, before {type(optimizer).__name__}.step().",
+                )
+            )
+
+    def _notice_shared(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report two parameters whose `.grad` is the same memory."""
+        seen: dict[int, Tensor] = {}
+        for p in grouped_parameters(optimizer):
+            gradient = p.grad
+            if gradient is None or not is_plain(gradient) or not gradient.numel() or hasattr(gradient, "full_tensor"):
+                continue
+            other = seen.setdefault(gradient.data_ptr(), p)
+            if other is p or other.data_ptr() == p.data_ptr() or not gradient.data_ptr():
+                continue
+            names = step.names()
+            step.report(
+                StepFinding(
+                    code="shared gradient",
+                    tensor=names[id(other)],
+                    others=(names[id(p)],),
+                    message=f"{names[id(other)]} and {names[id(p)]} share one gradient tensor: both are stepped by the "
+                    "same numbers. Was .grad assigned, or copied back from a buffer at the wrong place?",
+                )
+            )
+            return
+
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         own = self._own(optimizer, again=True)
+        self._notice_rescaled(step, optimizer, own)
+        self._notice_shared(step, optimizer)
+        self._notice_evaluation(step, own)
         # What was added to is the tensor that was used; a loop may also put a gradient of its own in its place.
         came = [(one, p) for one, p in own if one.stale and one.arrivals]
         stale = [one for one, p in came if one.used is not None and one.used.holds(p.grad)]
@@ -200,7 +315,7 @@ class OwnGradients(StepIdentity):
         )
 
     def _notice_discarded(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
-        """Report a step that uses only the last of several backward passes, twice in a row.
+        """Report steps in a row that use only the last of several backward passes.
 
         Adversarial training clears gradients too, of passes whose inputs require one, and some loops those of a first
         pass over the same batch. Loops that combine gradients by hand step with something else than the last one.
@@ -213,16 +328,20 @@ class OwnGradients(StepIdentity):
         usual = last and not step.differentiable and step.passes >= came[0][0].arrivals and not step.repeats_batches
         # Micro-batches have one shape; passes over another kind of batch serve something else, such as a memory.
         usual = usual and len(step.shapes) == 1
+        if came and not last and any(one.cleared for one, _ in came):
+            # The loop combines gradients that it keeps itself.
+            self._combines.add(id(optimizer))
         for one, _ in own:
             one.discarding = one.discarding + 1 if usual else 0
-        many = came[0][0].cleared > 1 if came else False
-        if usual and came[0][0].discarding == (2 if many else _PAIRS):
+        # A pass called from another line may be for a memory whose gradient is used in some steps only.
+        wait = _DISCARDED if step.called_from_one_line else _DISCARDED_ELSEWHERE
+        if usual and came[0][0].discarding == wait and id(optimizer) not in self._combines:
             cleared, number = came[0][0].cleared, came[0][0].arrivals
             step.report(
                 StepFinding(
                     code="thrown away",
                     tensor=came[0][0].name,
-                    step=step.number - came[0][0].discarding + 1,
+                    step=step.number - wait + 1,
                     message=f"Gradients of {cleared} of {number} backward passes were cleared before "
                     f"{type(optimizer).__name__}.step(): only the last counts. To accumulate, call zero_grad() after "
                     "step() only.",
@@ -317,6 +436,7 @@ class OwnGradients(StepIdentity):
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if step.closure:
             self._notice_closure(step, optimizer)
+        self._modes = []
         own = {id(listener) for listener, _ in self._own(optimizer)}
         for listener in self._listeners.values():
             listener.kept = 0 if id(listener) in own else listener.arrivals
@@ -324,6 +444,7 @@ class OwnGradients(StepIdentity):
         for listener, p in self._own(optimizer):
             listener.arrivals, listener.since, listener.stale = 0, 0, False
             listener.cleared, listener.emptied, listener.mixed = 0, False, False
+            listener.rescaled, listener.untouched, listener.accumulated = 0, False, None
             gradient = p.grad
             listener.used = None
             if gradient is not None and is_plain(gradient):
@@ -404,5 +525,12 @@ def _is_old(listener: _Listener, parameter: Tensor) -> bool:
 
 def _notice(identity: weakref.ref[OwnGradients], parameter: weakref.ref[Tensor], key: int, gradient: Tensor) -> None:
     own, p = identity(), parameter()
-    if own is not None and p is not None:
+    # Gradients of passes that the monitor itself runs again go nowhere.
+    if own is not None and p is not None and not own.paused() and not being_followed():
         own.note_arrival(p, key, gradient)
+
+
+def _note_sum(identity: weakref.ref[OwnGradients], key: int, parameter: Tensor) -> None:
+    own = identity()
+    if own is not None and parameter.grad is not None and not own.paused() and not being_followed():
+        own.note_sum(key, parameter.grad)

@@ -19,6 +19,9 @@ from conserved.tracking.identities.step_identity import (
     on_host,
 )
 
+_OPTIONS = ("betas", "momentum", "dampening", "nesterov", "eps", "amsgrad", "maximize", "alpha", "rho")
+"""Options of an optimizer that a run keeps; rates and decays have schedules."""
+
 
 class RestoredState(StepIdentity):
     """Compares fingerprints that a checkpoint carries with what the first step after a resume starts from."""
@@ -36,6 +39,7 @@ class RestoredState(StepIdentity):
             "tensors": _tensors(step.model),
             "optimizers": [_optimizer(optimizer, step.structure.names(())) for optimizer in step.optimizers],
             "schedules": _schedules(step),
+            "companions": _companions(step.model),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -94,7 +98,30 @@ class RestoredState(StepIdentity):
                     )
                 )
 
+        for kind, values in saved.get("companions", {}).items():
+            present = now["companions"].get(kind, ())
+            if values and present and not set(values) & set(present):
+                what = "its scale" if kind == "GradScaler" else "its count of updates"
+                step.report(
+                    StepFinding(
+                        code="not restored",
+                        message=f"The {kind} of this run was not restored: {what} was {values[0]:g} when the "
+                        f"checkpoint was saved and is {present[0]:g}. Load its state_dict as well.",
+                    )
+                )
+
     def _compare(self, step: TrainingStep, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        options = [(a, b) for a, b in zip(before.get("options", ()), after["options"], strict=False) if a != b]
+        if options and before["count"] == after["count"]:
+            was, is_now = options[0]
+            key = next(key for key in {**was, **is_now} if was.get(key) != is_now.get(key))
+            step.report(
+                StepFinding(
+                    code="not restored",
+                    message=f"The option {key} of {name} is {is_now.get(key)} and was {was.get(key)} when the "
+                    "checkpoint was saved. Load the optimizer's state_dict last.",
+                )
+            )
         if before["count"] == after["count"] and before["tensors"] == after["tensors"]:
             return
         own = before["tensors"]
@@ -135,7 +162,9 @@ def _optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]
         prints[names.get(id(p), str(index))] = fingerprints(tensors).tolist()
         counts.append(state.get("step"))
     readable = [float(one) for one in counts if one is not None and (not isinstance(one, Tensor) or on_host(one))]
-    return {"count": max(readable, default=0.0), "tensors": prints}
+    options = [{key: group[key] for key in _OPTIONS if key in group} for group in optimizer.param_groups]
+    plain = [{key: repr(value) for key, value in one.items() if not isinstance(value, Tensor)} for one in options]
+    return {"count": max(readable, default=0.0), "tensors": prints, "options": plain}
 
 
 def _schedules(step: TrainingStep) -> list[tuple[str, float]]:
@@ -148,3 +177,18 @@ def _schedules(step: TrainingStep) -> list[tuple[str, float]]:
         for one in schedulers
         if isinstance(one.last_epoch, int) and not own.isdisjoint(wrapped_ids(getattr(one, "optimizer", None)))
     ]
+
+
+def _companions(model: nn.Module) -> dict[str, list[float]]:
+    """Return the scales of gradient scalers and how often averages of the model were updated."""
+    objects = RunObjects.search()
+    shapes = [p.shape for p in model.parameters()]
+    scalers = [one for one in (ref() for ref in objects.scalers) if one is not None and one.is_enabled()]
+    averages = [one for one in (ref() for ref in objects.averages) if one is not None]
+    own = [one for one in averages if [p.shape for p in one.module.parameters()] == shapes]
+    # Reading a scale that is on a device would wait for it.
+    readable = [one for one in scalers if one._scale is None or on_host(one._scale)]
+    return {
+        "GradScaler": [float(one.get_scale()) for one in readable],
+        "AveragedModel": [float(one.n_averaged) for one in own if on_host(one.n_averaged)],
+    }

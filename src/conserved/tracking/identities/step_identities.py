@@ -21,6 +21,7 @@ from conserved.tracking.identities.gradient_reach import GradientReach
 from conserved.tracking.identities.gradient_sizes import GradientSizes
 from conserved.tracking.identities.gradient_underflow import GradientUnderflow
 from conserved.tracking.identities.held_parameters import HeldParameters
+from conserved.tracking.identities.kept_inputs import KeptInputs
 from conserved.tracking.identities.kept_state import KeptState
 from conserved.tracking.identities.learnable_starts import LearnableStarts
 from conserved.tracking.identities.loop_order import LoopOrder
@@ -28,15 +29,18 @@ from conserved.tracking.identities.output_loss import OutputLoss
 from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.reduced_gradients import ReducedGradients
+from conserved.tracking.identities.registered_tensors import RegisteredTensors
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
 from conserved.tracking.identities.shared_tables import SharedTables
+from conserved.tracking.identities.spectral_vectors import SpectralVectors
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
     is_outermost_step,
     tensors_in,
 )
+from conserved.tracking.identities.token_labels import TokenLabels
 from conserved.tracking.identities.update_rule import UpdateRule
 
 FORWARD = "passes of identities"
@@ -79,7 +83,6 @@ class StepIdentities:
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
         self._under_way: dict[int, Optimizer] = {}
         """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
-        self._paused = False
         self._boundary, self._allowance, self._earned = boundary, allowance, 0.0
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
@@ -91,13 +94,14 @@ class StepIdentities:
         self._ask("begin")
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not being_followed() and not self._paused:
+        if not being_followed() and not self.step.paused:
             if torch.is_grad_enabled():
                 self.step.note_inputs(tuple(tensors_in((args, kwargs))))
+                self.step.arguments = (args, kwargs)
             self._ask("before_forward", module)
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if not being_followed() and not self._paused:
+        if not being_followed() and not self.step.paused:
             self._ask("after_forward", module, outputs)
 
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:
@@ -121,11 +125,11 @@ class StepIdentities:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within it, passes of the model are not those of the loop."""
-        self._paused = True
+        self.step.paused = True
         try:
             yield
         finally:
-            self._paused = False
+            self.step.paused = False
 
     def gradients_ready(self) -> None:
         """Gradients were computed inside the step under way, by a closure that is called once."""
@@ -153,6 +157,7 @@ class StepIdentities:
         self.step.number += 1
         self.step.passes, self.spoiled, self.step.rewritten = 0, False, None
         self.step.inputs, self.step.differentiable, self.step.batches, self.step.shapes = (), False, [], set()
+        self.step.call_sites, self.step.arguments = [], ((), {})
         self._under_way.clear()
         return rewritten
 
@@ -241,6 +246,10 @@ def standard_identities() -> list[StepIdentity]:
         GradientUnderflow(),
         LearnableStarts(),
         OutputLoss(),
+        KeptInputs(),
+        RegisteredTensors(),
+        SpectralVectors(),
+        TokenLabels(),
         SettingsInEffect(),
         OutsideWrites(),
         KeptState(),

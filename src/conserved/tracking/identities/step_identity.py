@@ -30,7 +30,7 @@ _BATCHES = 8
 _BATCH_ENTRIES = 64
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class TrainingStep:
     """The step under way: whose it is, and where findings about it go."""
 
@@ -45,12 +45,18 @@ class TrainingStep:
     """Whether the optimizer computes its gradients inside its step."""
     thorough: bool = True
     """Whether checks that cost time are made in this step."""
+    paused: bool = False
+    """Whether passes under way are the monitor's own."""
     passes: int = 0
     """Forward passes with gradients since the last step."""
     inputs: tuple[Tensor, ...] = ()
     """The tensors that the last forward pass with gradients got, until the step ends."""
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
+    """The arguments of that pass, until the step ends."""
     batches: list[Tensor] = field(default_factory=list)
     """Some entries of the first input of every such pass of this step, of the first few."""
+    call_sites: list[int] = field(default_factory=list)
+    """Where in the program those passes were called, as hashes of the stack."""
     shapes: set[torch.Size] = field(default_factory=set)
     """The shapes of the first input of every such pass of this step."""
     old_gradients: bool = False
@@ -62,6 +68,8 @@ class TrainingStep:
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What may be meant or not, for the line at the start of a run or at its end."""
     remarks: list[tuple[str, str]] = field(default_factory=list)
     """What a reader of the status should know and nobody need be alarmed by: a subject, and a sentence about it."""
     _structure: ModelStructure | None = None
@@ -74,7 +82,11 @@ class TrainingStep:
 
     def report(self, finding: StepFinding) -> None:
         """Keep a finding; it is about the step under way, unless it says another."""
-        self.findings.append(finding if finding.step is not None else replace(finding, step=self.number))
+        dated = finding if finding.step is not None else replace(finding, step=self.number)
+        key = (dated.code, dated.tensor, dated.step)
+        # Two identities may see the same fault of one tensor, one by its entries and one by its sums.
+        if not dated.tensor or all((one.code, one.tensor, one.step) != key for one in self.findings):
+            self.findings.append(dated)
 
     def remark(self, subject: str, text: str) -> None:
         """Keep a remark for the status of the monitor; a subject is remarked upon once in a run."""
@@ -102,6 +114,7 @@ class TrainingStep:
         if first is not None:
             self.shapes.add(first.shape)
         if first is not None and len(self.batches) < _BATCHES:
+            self.call_sites.append(_call_site())
             values = first.detach().reshape(-1)
             self.batches.append(values[:: max(1, values.numel() // _BATCH_ENTRIES)].clone())
 
@@ -124,6 +137,11 @@ class TrainingStep:
     def names(self) -> dict[int, str]:
         """Return the names of the model's parameters by identity, and of what optimizers hold besides."""
         return self.structure.names(self.optimizers)
+
+    @property
+    def called_from_one_line(self) -> bool:
+        """Whether all passes of this step were called by the same line of the program, as in a loop."""
+        return len(set(self.call_sites)) == 1
 
     def holds_nothing_of_model(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has no tensor that the model has and that is trained."""
@@ -187,6 +205,15 @@ class StepIdentity:
 
     def restart(self) -> None:
         """Called when weights were loaded: what was remembered of them no longer counts."""
+
+
+def _call_site() -> int:
+    """Return a number that tells lines of the program apart from which the model is called."""
+    frame, lines = sys._getframe(1), []
+    while frame is not None:
+        lines.append((id(frame.f_code), frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return hash(tuple(lines))
 
 
 def distributed() -> bool:
