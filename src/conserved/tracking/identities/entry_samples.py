@@ -57,8 +57,8 @@ class EntrySample:
 
     def part(self, places: Sequence[int]) -> EntrySample:
         """Return the same entries of some of the tensors."""
-        rows = ([values[i] for i in places] for values in (self.tensors, self._strides, self._counts))
-        tensors, strides, counts = rows
+        tensors = [self.tensors[i] for i in places]
+        strides, counts = ([values[i] for i in places] for values in (self._strides, self._counts))
         return EntrySample(tensors, strides, counts, self.number)
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:

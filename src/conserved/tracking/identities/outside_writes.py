@@ -113,7 +113,7 @@ class OutsideWrites(StepIdentity):
         """A write that may be a habit of the program."""
         self._habit = False
         """Whether the program writes to its weights by itself."""
-        self._slow: tuple[list[Tensor], list[Tensor]] | None = None
+        self._slow: tuple[Sequence[Tensor], list[Tensor]] | None = None
         """Weights, and entries of them when watching began or when they were last moved towards these."""
         self._fast: Tensor | None = None
         """The same entries after the last step."""

@@ -37,9 +37,10 @@ class RunObjects:
         for each in [item for item in everything if type(item) in lists]:
             if issubclass(type(each), Optimizer):
                 held |= parameter_ids(each)
-            elif type(each) is not type(model) or (model is not None and _is_copy(each, model)):
+            elif model is None or len({type(each), type(model)}) > 1 or _is_copy(each, model):
                 lists[type(each)].append(weakref.ref(each))
-        objects.copies = [copy for copy in objects.copies if held.isdisjoint(map(id, copy().parameters()))]
+        alive = [(copy, module) for copy in objects.copies if (module := copy()) is not None]
+        objects.copies = [copy for copy, module in alive if held.isdisjoint(map(id, module.parameters()))]
         return objects
 
     def _list_for(self, kind: type, model: nn.Module | None) -> list[weakref.ref[Any]] | None:
