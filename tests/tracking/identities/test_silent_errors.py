@@ -27,11 +27,11 @@ PROGRAMS = (
     states.schedule_not_restored, states.state_in_another_order, states.prefix_mismatch, states.average_of_itself,
     states.flipped_buffer, states.statistics_reset, states.flipped_moment, states.one_state_lost,
     states.momentum_cleared, updates.swallowed,
-    losses.broadcast_targets, losses.nll_of_logits, losses.nll_of_probabilities, losses.signed_binary_labels,
+    losses.nll_of_logits, losses.nll_of_probabilities, losses.signed_binary_labels,
     losses.labels_shifted_twice, losses.causal_mask_missing, losses.input_changed_in_place,
     gradients.clipped_per_micro_batch, gradients.shared_gradient, gradients.rounding_without_gradient,
     structures.parameter_made_plain, structures.not_batch_first, structures.spectral_norm_evaluated_first,
-    runs.scheduler_before_optimizer, runs.options_changed, reports.average_built_anew, reports.scaler_forgotten,
+    runs.options_changed, reports.average_built_anew, reports.scaler_forgotten,
     reports.validation_gradients, reports.skipped_for_ever, reports.softmax_over_batch,
     reports.labels_transposed,
 )  # fmt: skip
