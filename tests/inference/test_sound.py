@@ -779,3 +779,13 @@ def test_rows_that_a_mask_leaves_out_are_not_called_unused() -> None:
     mask = torch.tensor([True, True, True, False, False])
     laws = recognize(Function(forward, a=draw(4, 3), t=draw(6, 3), b=draw(3, 2)), draw(5, 4), mask)
     assert not any(law.source == "typed" and law.parameters == ("t",) for law in laws)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda p, x: torch.dist(p.a[0, 0], p.a) * x, lambda p, x: torch.prod(p.a[0, 0], 0) * x],
+)
+def test_numbers_without_axes_are_followed(function: Callable[..., Tensor]) -> None:
+    laws = recognize(Function(function, a=draw(3, 4)), draw(5))
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}

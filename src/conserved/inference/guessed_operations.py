@@ -69,7 +69,7 @@ def _guess(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Gues
             yield lambda t: F.rms_norm(t[0], t[0].shape[-1:], t[1], 1e-6)
         elif len(shapes) == 3:
             yield lambda t: F.layer_norm(t[0], t[0].shape[-1:], t[1], t[2], 1e-6)
-    if len(shapes) >= 2 and len(shapes[1]) == 2 and out[:-1] == shapes[0][:-1]:
+    if len(shapes) >= 2 and len(shapes[1]) == 2 and out and shapes[0] and out[:-1] == shapes[0][:-1]:
         if shapes[1] == (out[-1], shapes[0][-1]):
             yield lambda t: _linear(t[0], t[1].t(), t[2] if len(t) > 2 and t[2].ndim == 1 else None)
         if shapes[1] == (shapes[0][-1], out[-1]):

@@ -27,7 +27,8 @@ def over_unread_rows(symmetries: Iterable[Symmetry], typing: Typing) -> list[Sym
         axes = [(dim, region.sets[dim]) for region in regions for dim in _cut_axes(region)]
         if len(regions) == 1 and len(axes) == 1:
             dim, rows = axes[0]
-            cut[name] = dim, (int(rows[0]), int(rows[0]) + rows.size)
+            if rows.size:
+                cut[name] = dim, (int(rows[0]), int(rows[0]) + rows.size)
     return [
         replace(symmetry, legs=tuple(_extend(leg, symmetry, cut) for leg in symmetry.legs)) if cut else symmetry
         for symmetry in symmetries

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from error_programs import flows, loops, settings, states, updates
+from error_programs import flows, gradients, loops, losses, reports, runs, settings, states, structures, updates
 from error_programs.case import CASES, Case
 
 SAMPLE = random.Random(0).sample([one for one in CASES if one.program.__module__ == loops.__name__], 2)
@@ -27,6 +27,13 @@ PROGRAMS = (
     states.schedule_not_restored, states.state_in_another_order, states.prefix_mismatch, states.average_of_itself,
     states.flipped_buffer, states.statistics_reset, states.flipped_moment, states.one_state_lost,
     states.momentum_cleared, updates.swallowed,
+    losses.nll_of_logits, losses.nll_of_probabilities, losses.signed_binary_labels,
+    losses.labels_shifted_twice, losses.causal_mask_missing, losses.input_changed_in_place,
+    gradients.clipped_per_micro_batch, gradients.shared_gradient, gradients.rounding_without_gradient,
+    structures.parameter_made_plain, structures.not_batch_first, structures.spectral_norm_evaluated_first,
+    runs.options_changed, reports.average_built_anew, reports.scaler_forgotten,
+    reports.validation_gradients, reports.skipped_for_ever, reports.softmax_over_batch,
+    reports.labels_transposed,
 )  # fmt: skip
 """One program for each question that an identity asks."""
 

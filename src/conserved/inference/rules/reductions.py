@@ -183,6 +183,9 @@ def _prod(s: Step) -> Type:
     """Return a product along an axis: its charge is the sum of theirs, and nothing may be added to its factors."""
     shape = s.shape(s.arg(0))
     x = s.type(s.arg(0))
+    if not shape:
+        # A number is its own product.
+        return x
     dims = [at(s.arg(1), len(shape))] if isinstance(s.arg(1), int) else list(range(len(shape)))
     if any(factor.virtual for factor in x.factors):
         return fix_all(s)

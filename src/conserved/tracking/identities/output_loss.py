@@ -23,6 +23,9 @@ _EQUAL = 2e-3
 _ROWS = 4096
 """Rows of outputs that are looked at."""
 
+_ENTRIES = 1 << 20
+"""Entries of outputs that are looked at, at most, but for eight rows."""
+
 _DIFFERENT = 0.05
 """How far weights of rows have to differ, relatively, to be told from equal ones."""
 
@@ -54,11 +57,11 @@ class OutputLoss(StepIdentity):
             return
         for one in list(tensors_in(outputs))[:4]:
             if one.dtype in (torch.float32, torch.float64) and one.requires_grad and one.ndim and one.numel() > 1:
-                watched = partial(self._keep, _probabilities(one), one.detach()[:_ROWS])
+                watched = partial(self._keep, _probabilities(one), _first_rows(one.detach()).clone())
                 self._handles.append(one.register_hook(Hook(Boundary(logs=False), "outputs", watched)))
 
     def _keep(self, kind: str, outputs: Tensor, gradient: Tensor) -> None:
-        self._pairs.append((kind, outputs.double(), gradient.detach()[:_ROWS].double()))
+        self._pairs.append((kind, outputs.double(), _first_rows(gradient.detach()).double()))
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._steps += 1
@@ -123,6 +126,14 @@ class OutputLoss(StepIdentity):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _first_rows(values: Tensor) -> Tensor:
+    """Return the first rows of a tensor, few enough that a vocabulary of any size costs little."""
+    rows = max(8, min(_ROWS, _ENTRIES // values.shape[-1])) if values.ndim > 1 else _ROWS
+    while values.ndim > 2:
+        values = values[: max(1, -(-rows // values.shape[1]))].flatten(0, 1)
+    return values[:rows]
 
 
 def _probabilities(outputs: Tensor) -> str:
