@@ -145,7 +145,7 @@ def make_pieces_of_whole(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) or parameter.to_local().numel() < 2:
             continue
-        values = parameter.detach().full_tensor()
+        values = parameter.full_tensor().detach()
         spread = float(values.std())
         if spread == 0:
             continue

@@ -63,6 +63,8 @@ def make_pieces(layers: int) -> Decoder:
     with torch.device("meta"):
         model = Decoder(DecoderConfig(layers=layers, **WHOLE))
     for layer in model.layers.values():
+        assert isinstance(layer.attention, nn.Module)
+        assert isinstance(layer.feed_forward, nn.Module)
         layer.attention = Cut(layer.attention, groups[0])
         layer.feed_forward = Cut(layer.feed_forward, groups[0])
     return model

@@ -368,14 +368,15 @@ def adapters_of_low_rank(dtype: torch.dtype) -> Training:
 
 @program
 def adapters_merged_now_and_then(dtype: torch.dtype) -> Training:
-    model = nn.Sequential(Adapted(nn.Linear(IN, 12)), nn.GELU(), Adapted(nn.Linear(12, OUT))).to(dtype)
+    layers = (Adapted(nn.Linear(IN, 12)), Adapted(nn.Linear(12, OUT)))
+    model = nn.Sequential(layers[0], nn.GELU(), layers[1]).to(dtype)
     count = [0]
 
     def merge() -> None:
         count[0] += 1
         if count[0] % 10 == 0:
             with torch.no_grad():
-                for layer in (model[0], model[2]):
+                for layer in layers:
                     layer.base.weight += 2.0 * layer.up.weight @ layer.down.weight
                     nn.init.kaiming_uniform_(layer.down.weight, a=math.sqrt(5))
                     layer.up.weight.zero_()
@@ -502,7 +503,7 @@ def line_search_of_lbfgs(dtype: torch.dtype) -> Training:
             loss.backward()
             return loss
 
-        return optimizer.step(closure).detach()  # type: ignore[union-attr]
+        return optimizer.step(closure).detach()
 
     return Training(model, [optimizer], step)
 
@@ -601,7 +602,7 @@ def functional_gradients(dtype: torch.dtype) -> Training:
 @program
 def ensemble_by_vmap(dtype: torch.dtype) -> Training:
     models = [mlp(dtype) for _ in range(3)]
-    stacked, _ = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    stacked, _ = torch.func.stack_module_state(models)
     base, holder = copy.deepcopy(models[0]).to("meta"), nn.ParameterDict()
     for name, value in stacked.items():
         holder[name.replace(".", "/")] = nn.Parameter(value.detach())
@@ -658,8 +659,9 @@ def traced_module(dtype: torch.dtype) -> Training:
 
 @program
 def compiled_model(dtype: torch.dtype) -> Training:
-    model = torch.compile(mlp(dtype), backend="aot_eager")
-    return usual(model, AdamW(model.parameters(), lr=3e-3), lambda: classify(model, *vectors(dtype)))  # type: ignore[arg-type]
+    plain = mlp(dtype)
+    model = torch.compile(plain, backend="aot_eager")
+    return usual(model, AdamW(plain.parameters(), lr=3e-3), lambda: classify(model, *vectors(dtype)))  # type: ignore[arg-type]
 
 
 @program
@@ -1368,7 +1370,7 @@ def second_order_meta_learning(dtype: torch.dtype) -> Training:
     model = mlp(dtype)
 
     def loss() -> Tensor:
-        values = dict(model.named_parameters())
+        values: dict[str, Tensor] = dict(model.named_parameters())
         inner = F.cross_entropy(
             torch.func.functional_call(model, values, (vectors(dtype)[0],)).float(), vectors(dtype)[1]
         )

@@ -92,7 +92,7 @@ def test_a_write_that_does_not_come_again_is_reported() -> None:
             monitor.step()
             if number == 3:
                 with torch.no_grad():
-                    model[2].weight.mul_(1.5).add_(0.1)
+                    model.get_parameter("2.weight").mul_(1.5).add_(0.1)
     assert [(alarm.code, alarm.step, alarm.tensor) for alarm in monitor.alarms] == [
         ("something else wrote", 3, "2.weight")
     ]
