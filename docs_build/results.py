@@ -141,6 +141,52 @@ def audit_scale() -> str:
     return f"{table(heads, rows)}\n\nFactors, in this order: {factors}. {made_on(record)}"
 
 
+def clean_at_scale() -> str:
+    """Verdicts on right passes of large models, by regime."""
+    record = stored("scale_clean", "h200")
+    regimes = dict.fromkeys(key.split(": ")[0] for cell in record["cells"] for key in cell["replayed"])
+
+    def counts(regime: str, how: str) -> list[int]:
+        words = ("verified", "inconclusive", "refuted")
+        return [sum(cell[how].get(f"{regime}: {word}", 0) for cell in record["cells"]) for word in words]
+
+    rows = [(regime, *counts(regime, "replayed"), *counts(regime, "alone")) for regime in regimes]
+    rows.append(("all", *(sum(row[place] for row in rows) for place in range(1, 7))))
+    heads = ("regime", "verified", "left open", "refuted", "without a replay: verified", "left open", "refuted")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+_SIZES = {
+    "below 1 %": ("below 0.0001", "below 0.001", "below 0.01"),
+    "1 to 10 %": ("below 0.1",),
+    "above 10 %": ("below 1", "below 1000", "below inf", "not finite"),
+}
+
+
+def flips_at_scale() -> str:
+    """Bit flips in gradients and inside of backward passes that were seen, by size."""
+    record = stored("scale_flips_again", "h200")
+    rows = []
+    for cell in record["cells"]:
+        for where, bins in cell["flips"].items():
+            chosen = [[bins[name] for name in names if name in bins] for names in _SIZES.values()]
+            seen = [f"{sum(b['seen'] for b in some)} of {sum(b['all'] for b in some)}" for some in chosen]
+            norms = sum(b["5 σ of a tensor's norm"] for b in chosen[-1])
+            place = "gradients" if where == "gradients" else "inside the backward pass"
+            _, name, precision = cell["cell"].split(":")
+            rows.append(
+                (
+                    place,
+                    f"{name}, {precision}",
+                    *seen,
+                    norms,
+                    f"{cell['alarms in clean steps']} of {cell['clean steps']}",
+                )
+            )
+    heads = ("where", "model", *_SIZES, "above 10 %, by norms", "alarms in clean steps")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
 def audit_cost() -> str:
     """What an audit costs beside a backward pass, and beside gradcheck."""
     rows = []

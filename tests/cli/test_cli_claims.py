@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def test_a_group_is_a_table_by_source_with_verdicts_and_what_holds_instead(monke
     assert lines[0].startswith("Natural Attention: Theoretical Foundations")
     assert "note.L10 refuted Positive definiteness of AAᵀ · false → note.L10.corrected" in " ".join(shown.out.split())
     assert any(line.split()[:2] == ["note.L10.corrected", "proved"] for line in lines)
-    assert any("8 claims in" in line for line in lines)
-    assert "1/8 note." in shown.err, "progress goes to standard error"
+    assert any(re.search(r"\b\d+ claims in", line) for line in lines)
+    assert re.match(r"1/\d+ note\.", shown.err), "progress goes to standard error"
 
 
 def test_one_claim_is_shown_in_full_with_its_numpy_lines(monkeypatch: Patch, capsys: Printed) -> None:

@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conserved.inference.echelon import Echelon, Exact, Row, back_substitute, eliminate
+from conserved.inference.echelon import Echelon, Equation, Exact, back_substitute, eliminate
 
 
-def dense_rank(rows: list[Row], columns: int) -> int:
+def dense_rank(rows: list[Equation], columns: int) -> int:
     """Return the rank by dense Gaussian elimination over the rationals."""
     table = [[Fraction(row.get(column, 0)) for column in range(columns)] for row in rows]
     rank = 0
@@ -26,21 +26,21 @@ def dense_rank(rows: list[Row], columns: int) -> int:
     return rank
 
 
-def random_rows(seed: int, columns: int = 12) -> list[Row]:
+def random_rows(seed: int, columns: int = 12) -> list[Equation]:
     """Sparse rational rows, some of them combinations of others."""
     rng = np.random.default_rng(seed)
-    rows: list[Row] = []
+    rows: list[Equation] = []
     for _ in range(10):
         chosen = rng.choice(columns, int(rng.integers(1, 5)), replace=False).tolist()
         rows.append({c: Fraction(int(rng.integers(1, 9)), int(rng.integers(1, 9))) * (-1) ** c for c in chosen})
         if len(rows) > 2 and rng.random() < 0.5:
             a, b = rows[int(rng.integers(len(rows)))], rows[int(rng.integers(len(rows)))]
-            total: Row = {c: a.get(c, 0) + Fraction(1, 3) * b.get(c, 0) for c in {*a, *b}}
+            total: Equation = {c: a.get(c, 0) + Fraction(1, 3) * b.get(c, 0) for c in {*a, *b}}
             rows.append({c: value for c, value in total.items() if value})
     return rows
 
 
-def value_of(row: Row, numbers: list[Fraction]) -> Exact:
+def value_of(row: Equation, numbers: list[Fraction]) -> Exact:
     return sum((value * numbers[column] for column, value in row.items()), Fraction(0))
 
 

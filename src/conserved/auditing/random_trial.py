@@ -60,14 +60,17 @@ def trial(
     model = model.to(target)
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
-    gauge = Gauge()
+    gauge, state = Gauge(), generator.get_state()
 
     def objective() -> Tensor:
+        # The pass may be run again, against the same targets.
+        generator.set_state(state)
         with torch.autocast(target.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
             return _loss(_called(model, _moved(drawn, target, kind)), loss, generator)
 
     with keys_seen(model, gauge.see):
-        audit = audited_pass(model, objective, gauge, loss=loss)
+        # In half precision small identities are decided by a replay alone.
+        audit = audited_pass(model, objective, gauge, loss=loss, repeatable=bool(autocast))
     return Trial(audit=audit, gauge=gauge if gauge.seen or gauge.excluded else None)
 
 
@@ -80,8 +83,12 @@ def audited_pass(
     loss: str = "any",
     precision: torch.dtype | None = None,
     unused: Sequence[str] = (),
+    repeatable: bool = False,
 ) -> Audit:
-    """Differentiate `objective()` once, from no gradients, and audit the pass in the precision its graph shows."""
+    """Differentiate `objective()` once, from no gradients, and audit the pass in the precision its graph shows.
+
+    If it is `repeatable`, it is run again for identities that are above the floor.
+    """
     model.zero_grad(set_to_none=True)
     with ExitStack() as undo:
         watch_norms(model, laws, gauge, undo, loss=loss)
@@ -91,7 +98,8 @@ def audited_pass(
         precision = precision or precision_of(value)
         value.backward()
         laws = laws_of_model(model, loss=loss) if laws is None else laws
-    return audit(model, laws, precision=precision, unused=unused, gauge=gauge)
+    closure = objective if repeatable else None
+    return audit(model, laws, closure=closure, precision=precision, unused=unused, gauge=gauge)
 
 
 def _moved(x: Any, target: torch.device, kind: torch.dtype) -> Any:

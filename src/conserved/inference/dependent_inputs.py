@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from conserved.inference.capture import Operation, ValueRef
-from conserved.inference.echelon import Echelon, Row
+from conserved.inference.echelon import Echelon, Equation
 from conserved.inference.engine import fraction
 from conserved.inference.random_field import DRAWS, LARGEST, FieldProgram, null_space
 from conserved.inference.rules import base_name
@@ -81,7 +81,7 @@ class _Span:
 
     def add(self, legs: Sequence[Leg]) -> bool:
         """Add the numbers of a law; return whether one of them was new."""
-        vectors: list[Row] = [{} for _ in range(legs[0].view.m)]
+        vectors: list[Equation] = [{} for _ in range(legs[0].view.m)]
         for leg in legs:
             view = leg.view
             degree = fraction(leg.degree) or Fraction(leg.degree)

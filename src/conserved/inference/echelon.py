@@ -14,8 +14,8 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush
 
 Exact = int | Fraction
-Row = dict[int, Exact]
-Solved = list[tuple[int, Row]]
+Equation = dict[int, Exact]
+Solved = list[tuple[int, Equation]]
 """Columns in the order they were solved for, each with its expression over columns that were unsolved then."""
 
 
@@ -27,7 +27,7 @@ class Echelon:
     row came, so substituting expressions always ends.
     """
 
-    expressions: dict[int, Row] = field(default_factory=dict)
+    expressions: dict[int, Equation] = field(default_factory=dict)
     """The expression of every pivot, in the order in which rows came."""
 
     @property
@@ -35,7 +35,7 @@ class Echelon:
         """The number of independent rows."""
         return len(self.expressions)
 
-    def reduce(self, row: Mapping[int, Exact]) -> Row:
+    def reduce(self, row: Mapping[int, Exact]) -> Equation:
         """Return the row modulo the rows here: no pivots in it, and empty if it depends on them."""
         result = dict(row)
         # Substituting one pivot may bring in others that were added later; those are appended and follow in turn.
@@ -62,16 +62,16 @@ class Echelon:
         self.expressions[pivot] = solve_for(reduced, pivot)
         return pivot
 
-    def basis(self) -> dict[int, Row]:
+    def basis(self) -> dict[int, Equation]:
         """Return the reduced basis of the row space: each vector is 1 at its pivot and 0 at all other pivots."""
-        result: dict[int, Row] = {}
+        result: dict[int, Equation] = {}
         for pivot, row in back_substitute(list(self.expressions.items())).items():
             result[pivot] = {column: -value for column, value in row.items()}
             result[pivot][pivot] = 1
         return result
 
 
-def substitute(row: Row, column: int, expression: Mapping[int, Exact]) -> None:
+def substitute(row: Equation, column: int, expression: Mapping[int, Exact]) -> None:
     """Replace a column of a row, in place, by an expression over other columns."""
     factor = row.pop(column)
     for other, value in expression.items():
@@ -82,7 +82,7 @@ def substitute(row: Row, column: int, expression: Mapping[int, Exact]) -> None:
             row.pop(other, None)
 
 
-def solve_for(row: Mapping[int, Exact], column: int) -> Row:
+def solve_for(row: Mapping[int, Exact], column: int) -> Equation:
     """Return x_column as an expression over the other columns of the equation."""
     pivot = -row[column]
     others = {other: value for other, value in row.items() if other != column}
@@ -98,7 +98,7 @@ def simplest(number: Fraction) -> Exact:
     return number.numerator if number.denominator == 1 else number
 
 
-def eliminate(rows: Iterable[Row]) -> Solved:
+def eliminate(rows: Iterable[Equation]) -> Solved:
     """Solve many equations, in an order that keeps them sparse.
 
     Equations with a column that occurs nowhere else are solved for that column first, which changes no other equation.
@@ -149,13 +149,13 @@ def eliminate(rows: Iterable[Row]) -> Solved:
     return solved
 
 
-def back_substitute(solved: Solved) -> dict[int, Row]:
+def back_substitute(solved: Solved) -> dict[int, Equation]:
     """Return every solved column over the columns that stay free."""
     pivots = {column for column, _ in solved}
-    final: dict[int, Row] = {}
+    final: dict[int, Equation] = {}
     # Backwards: an expression names only pivots that were solved after it, and those are final already.
     for column, expression in reversed(solved):
-        total: Row = {}
+        total: Equation = {}
         for other, value in expression.items():
             for target, weight in final[other].items() if other in pivots else ((other, 1),):
                 total[target] = total.get(target, 0) + value * weight

@@ -17,7 +17,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy import sparse
 
-from conserved.inference.echelon import Echelon, Exact, Row, simplest
+from conserved.inference.echelon import Echelon, Equation, Exact, simplest
 from conserved.inference.engine import Region
 from conserved.inference.system import Solution
 from conserved.inference.types import Field
@@ -64,7 +64,7 @@ class ShiftSpace:
         ]
         self.sizes = [shift.atoms.size for _, _, shift in self.fields]
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        vectors: dict[int, Row] = {}
+        vectors: dict[int, Equation] = {}
         for (_, _, shift), start in zip(self.fields, self.starts.tolist(), strict=False):
             weight = simplest(shift.weight)
             for position, free, value in zip(*shifts.exact_entries(shift.atoms.reshape(-1)), strict=True):
@@ -248,7 +248,7 @@ class ShiftSpace:
         yield from alike.values()
 
 
-def reduced_basis(vectors: Sequence[Row]) -> dict[int, Row]:
+def reduced_basis(vectors: Sequence[Equation]) -> dict[int, Equation]:
     """Return a basis of the vectors' span by pivot: each is 1 at its own pivot, an entry where all others are 0."""
     uses = Counter(entry for vector in vectors for entry in vector)
     echelon = Echelon()
@@ -265,7 +265,7 @@ def reduced_basis(vectors: Sequence[Row]) -> dict[int, Row]:
     return dict(sorted(echelon.basis().items()))
 
 
-def _columns(vectors: Sequence[Row], size: int) -> sparse.csc_matrix:
+def _columns(vectors: Sequence[Equation], size: int) -> sparse.csc_matrix:
     """Return sparse vectors as columns of a matrix, in float64."""
     rows = np.array([entry for vector in vectors for entry in vector], dtype=np.int64)
     columns = np.repeat(np.arange(len(vectors)), [len(vector) for vector in vectors])

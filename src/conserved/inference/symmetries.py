@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conserved.inference.echelon import Echelon, Row
+from conserved.inference.echelon import Echelon, Equation
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
@@ -195,7 +195,7 @@ class Assembly:
         column = classes.indices[classes.indptr[single]]
         turned = self.orientation[atoms] * classes.data[classes.indptr[single]] * self.charges.sign[atoms]
         chosen = np.flatnonzero(member >= 0)
-        coordinates: list[Row] = [{} for _ in diagonal]
+        coordinates: list[Equation] = [{} for _ in diagonal]
         for m, c, t in zip(member[chosen].tolist(), column[chosen].tolist(), turned[chosen].tolist(), strict=True):
             coordinates[m][c] = round(t)
         echelon = Echelon()

@@ -19,7 +19,7 @@ from math import lcm
 import numpy as np
 from scipy import sparse
 
-from conserved.inference.echelon import Echelon, Exact, Row, back_substitute, eliminate, simplest
+from conserved.inference.echelon import Echelon, Equation, Exact, back_substitute, eliminate, simplest
 from conserved.inference.signed_sets import SignedSets
 from conserved.inference.types import Atoms
 
@@ -56,9 +56,9 @@ class Solution:
     sign: np.ndarray
     classes: sparse.csr_matrix
     soft: np.ndarray
-    exact: dict[int, Row]
+    exact: dict[int, Equation]
 
-    def exact_row(self, number: int) -> Row:
+    def exact_row(self, number: int) -> Equation:
         """Return a class as an exact combination of free numbers."""
         if number in self.exact:
             return self.exact[number]
@@ -295,7 +295,7 @@ def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
     return rows[np.sort(np.concatenate(numbers_of_first))] if numbers_of_first else rows[:0]
 
 
-def _rows(matrix: sparse.csr_matrix) -> list[Row]:
+def _rows(matrix: sparse.csr_matrix) -> list[Equation]:
     """Return the rows of an integer matrix as mappings."""
     indices, data, starts = matrix.indices.tolist(), matrix.data.tolist(), matrix.indptr.tolist()
     return [dict(zip(indices[a:b], data[a:b], strict=True)) for a, b in pairwise(starts)]
@@ -308,7 +308,7 @@ def _renumber(count: int, gone: Iterable[int]) -> np.ndarray:
     return np.where(free, np.cumsum(free) - 1, -1)
 
 
-def _class_matrix(column: np.ndarray, exact: Mapping[int, Row], size: int) -> sparse.csr_matrix:
+def _class_matrix(column: np.ndarray, exact: Mapping[int, Equation], size: int) -> sparse.csr_matrix:
     """Return all classes as rows over `size` free numbers, in float64.
 
     Args:
@@ -349,8 +349,8 @@ def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
     corrected = back_substitute(list(echelon.expressions.items()))
     place_of = {number: size - len(chosen) + position for position, number in enumerate(chosen)}
 
-    def moved(row: Row) -> Row:
-        total: Row = {}
+    def moved(row: Equation) -> Equation:
+        total: Equation = {}
         for number, value in row.items():
             # A pivot moves by itself, up to ε, and by the exact solutions that correct the others.
             parts = {int(column[free]): weight for free, weight in corrected.get(number, {}).items()}
@@ -369,7 +369,7 @@ def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
     return Solution(solution.group, solution.sign, _class_matrix(units, exact, size), flags, exact)
 
 
-def _soft_equations(solution: Solution, batches: Sequence[Equations]) -> list[tuple[Row, float]]:
+def _soft_equations(solution: Solution, batches: Sequence[Equations]) -> list[tuple[Equation, float]]:
     """Return the soft equations in free numbers, each once up to a factor, with the largest ε it was made with."""
     rows, atoms, values, count = _as_coordinates(batches)
     epsilon = np.concatenate([np.full(batch.atoms[0].size, batch.soft) for batch in batches])
@@ -380,7 +380,7 @@ def _soft_equations(solution: Solution, batches: Sequence[Equations]) -> list[tu
     ).tocsr()
     result: dict[tuple[tuple[int, Exact], ...], float] = {}
     for equation, limit in zip(_rows(over_classes), epsilon.tolist(), strict=True):
-        row: Row = {}
+        row: Equation = {}
         for number, weight in equation.items():
             for free, value in solution.exact_row(number).items():
                 row[free] = row.get(free, 0) + weight * value

@@ -478,10 +478,12 @@ class Monitor(RunResults):
         """Hold alarms about gradients that the loop itself may change; drop them if it does so in the next audit too.
 
         Noise, centring, compression or projection of gradients break most identities at once, while the backward pass
-        satisfies them. A defect in the loop breaks a few, or comes once.
+        satisfies them. A defect in the loop breaks a few, comes once, or leaves nothing of the gradients.
         """
         waiting, self._waiting = self._waiting, ()
-        if found.disagreements or not (changes_all_gradients(found) and self._steps.gradients_written()):
+        unrelated = self._audits is not None and self._audits.unrelated
+        habitual = changes_all_gradients(found) and self._steps.gradients_written() and not unrelated
+        if found.disagreements or not habitual:
             # A loop that means to change gradients does so on all replicas.
             return (*waiting, *alarms)
         # The account takes gradients for those of the pass as well.

@@ -50,6 +50,12 @@ AUDIT = "audits"
 _COMPARED = 0.25
 """Share of the budget of audits that comparisons with reference form take: each is several passes, most in float32."""
 
+_COMPARED_DIRECTIONS = 16
+"""Matrices whose gradients are compared with those of a replay: the smallest, which are cheapest."""
+
+_UNRELATED = 0.1
+"""Cosine below which a gradient has nothing of another: that of random directions in 600 dimensions is 2.5 σ below."""
+
 _IRREPRODUCIBLE = "gradients were not reproducible"
 """Why a step is audited after one in which a replay gave other gradients than the run."""
 
@@ -151,6 +157,8 @@ class Audits:
         """Steps whose gradients were compared with those of the pass in reference form."""
         self._peaks = PeakHistory()
         self._compare, self._repair = compare, repair
+        self.unrelated = False
+        """Whether the gradients of the last audit were not those of its pass in most tensors, not even roughly."""
         self.repaired: list[int] = []
         """Steps whose gradients were replaced by those of the same pass run again."""
         self._next_comparison = -math.inf
@@ -295,6 +303,9 @@ class Audits:
             if result.gauge is not None and not self.joint and _of_another_pass(result):
                 result = look()
             self._note_comparison(result, step, began)
+            self.unrelated = (
+                replay is not None and alone() and changes_all_gradients(result) and self._unrelated(replay)
+            )
             if self._repair and replay is not None and passes == 1 and alone() and _irreproducible(result):
                 self._redo(replay, step)
         except ValueError as problem:
@@ -313,6 +324,21 @@ class Audits:
         entry = _entry(result, step, time.perf_counter() - began, self._why or "regular")
         self.series.append(replace(entry, rounding=self.attention_precision.readings(step)))
         return result
+
+    def _unrelated(self, replay: RecordedPass) -> bool:
+        """Return whether most gradients have next to nothing of those that the same pass gives when it is run again.
+
+        Noise, centring, compression and projection keep a part of the direction. Gradients of other weights, of another
+        batch, or shifted in a buffer do not.
+        """
+        matrices = {n: p for n, p in self._model.named_parameters() if p.grad is not None and p.ndim > 1}
+        some = dict(sorted(matrices.items(), key=lambda item: item[1].numel())[:_COMPARED_DIRECTIONS])
+        again = replay.gradients(some)
+        pairs = [
+            (p.grad.flatten().double(), again[n].flatten().double()) for n, p in some.items() if p.grad is not None
+        ]
+        cosines = [float(torch.nn.functional.cosine_similarity(a, b, 0)) for a, b in pairs]
+        return len(cosines) > 1 and 2 * sum(abs(cosine) < _UNRELATED for cosine in cosines) > len(cosines)
 
     def _redo(self, replay: RecordedPass, step: int) -> None:
         """Write the gradients of the same pass, run again, over those that it did not give twice."""

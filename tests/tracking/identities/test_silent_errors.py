@@ -30,6 +30,7 @@ PROGRAMS = (
     losses.nll_of_logits, losses.nll_of_probabilities, losses.signed_binary_labels,
     losses.labels_shifted_twice, losses.causal_mask_missing, losses.input_changed_in_place,
     gradients.clipped_per_micro_batch, gradients.shared_gradient, gradients.rounding_without_gradient,
+    gradients.flat_buffer_off_by_one,
     structures.parameter_made_plain, structures.not_batch_first, structures.spectral_norm_evaluated_first,
     runs.options_changed, reports.average_built_anew, reports.scaler_forgotten,
     reports.validation_gradients, reports.skipped_for_ever, reports.softmax_over_batch,

@@ -58,17 +58,17 @@ class Head:
     values: Matrix
 
 
-Stack = Sequence[Sequence[Head]]
+HeadsByLayer = Sequence[Sequence[Head]]
 """The heads of each layer."""
 
 
-def random_stack(dim: int, heads: Sequence[int], seed: int = 0) -> Stack:
+def random_stack(dim: int, heads: Sequence[int], seed: int = 0) -> HeadsByLayer:
     """Layers with so many heads each, of random products."""
     rng = np.random.default_rng(seed)
     return [[Head(*rng.normal(size=(2, dim, dim)) / dim) for _ in range(count)] for count in heads]
 
 
-def first_token(stack: Stack, x: Matrix, y: Matrix, zeros: float) -> Matrix:
+def first_token(stack: HeadsByLayer, x: Matrix, y: Matrix, zeros: float) -> Matrix:
     """The first token of the output for tokens x, y and so many zeros, which stay equal to each other."""
     tokens, counts = np.stack([x, y, 0 * x]), np.array([1.0, 1.0, zeros])
     for layer in stack:
@@ -81,7 +81,7 @@ def first_token(stack: Stack, x: Matrix, y: Matrix, zeros: float) -> Matrix:
     return result
 
 
-def first_order(stack: Stack, x: Matrix, y: Matrix, *, carried: bool) -> Matrix:
+def first_order(stack: HeadsByLayer, x: Matrix, y: Matrix, *, carried: bool) -> Matrix:
     """The coefficient of ε; `carried` says whether what zero tokens have taken up counts in later layers."""
     total, taken = np.zeros_like(x), np.zeros_like(x)
     for layer in stack:

@@ -52,7 +52,7 @@ In bfloat16 torch rounds by 2⁻⁸ after each of about eight operations.
 _FEW = 16
 """Blocks up to which a wrong update is called local. More are seen by the sample of entries as well."""
 
-Update = Callable[[Mapping[str, Any], Mapping[str, Any], Tensor | None], tuple[Tensor | None, Any]]
+DirectionOfStep = Callable[[Mapping[str, Any], Mapping[str, Any], Tensor | None], tuple[Tensor | None, Any]]
 """Given a group's options, a tensor's state after a step and its gradient: U without the rate, and its coefficient."""
 
 
@@ -82,7 +82,7 @@ def _sgd_update(
     return (None, 0.0) if gradient is None else (_wide(local(gradient)), -rate if group["maximize"] else rate)
 
 
-_UPDATES: dict[type[Optimizer], Update] = {Adam: _adam_update, AdamW: _adam_update, SGD: _sgd_update}
+_UPDATES: dict[type[Optimizer], DirectionOfStep] = {Adam: _adam_update, AdamW: _adam_update, SGD: _sgd_update}
 
 
 def _decay(optimizer: Optimizer, group: Mapping[str, Any]) -> Any:
@@ -273,7 +273,7 @@ def _by_block(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _update_of(optimizer: Optimizer) -> Update | None:
+def _update_of(optimizer: Optimizer) -> DirectionOfStep | None:
     """Return how an optimizer's update follows from its state; None if it may step by another rule."""
     rule = rule_for(optimizer)
     return _UPDATES.get(type(optimizer)) if rule is not None and rule[1] else None
