@@ -285,7 +285,7 @@ SUMMARY: dict[str, dict[str, Any]] = {
     "summary.rope": {"kept": lambda planes: 2 * planes},
     "summary.discrete": {"build": block.sigmoid_mixture},
     "summary.untrained": {"seeds": 0},
-    "summary.optimizers": {"make": (lambda p: torch.optim.SGD(p, lr=0.02),)},
+    "summary.optimizers": {"adaptive": torch.optim.SGD},
 }
 
 

@@ -88,7 +88,8 @@ def norm_law_in_steps(*, advance: Callable[[Fraction, Fraction], tuple[Fraction,
         if before != now:
             data = {"X": 1, "W_QK": w, "W_V": v, "y": 0, "step": "1/2"}
             return refute(
-                "Gradient flow is meant: a step of size τ changes it by τ²/2 (‖∇_QK‖² − ‖∇_V‖²).",
+                "Gradient flow is meant: a step of size τ changes the difference by τ²/2 (‖∇_QK‖² − ‖∇_V‖²). And "
+                "‖W_V(t)‖_V in line 26 is ‖W_V(t)‖_F.",
                 Evidence(what="½w² − ½v² before and after one step", value=f"{before} and {now}", proof=True),
                 witness=Witness(data=data, claimed=f"{before}", found=f"{now}", numpy=DESCENT),
             )

@@ -49,7 +49,9 @@ HEAD = """\
 {brief}
 
 The sheets below have the details. Every link leads to a claim and its code. `conserved claims CODE` computes it again:
-the verdict, the evidence, and a witness in NumPy if it is refuted. The appendix has all lines of the sources.
+the verdict, the evidence, and a witness in NumPy if it is refuted. `make docs` builds the appendix, to which the
+verdicts lead: all lines of the sources, and the steps of every argument. `conserved claims CODE` prints the steps of
+one claim. Longer arguments are written out at the head of its module in `papers/src/conserved_papers/claims`.
 
 """
 

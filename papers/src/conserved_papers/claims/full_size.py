@@ -99,6 +99,16 @@ def share_of_bound(recipe: str, families: Sequence[str]) -> Evidence:
     return Evidence(what=f"largest share of the bound (9), {_run(recipe)}", value=share, limit=1.0)
 
 
+def rounding(recipe: str, families: Sequence[str]) -> Evidence:
+    """Return how large rounding was against the drift of exact steps in a stored run, law by law."""
+    laws = stored()[recipe]["laws"]
+    ratios = ", ".join(f"{laws[family]['leak'] / laws[family]['predicted']:.2g} ({family})" for family in families)
+    arithmetic = ARITHMETIC[stored()[recipe]["products"]]
+    return Evidence(
+        what=f"rounding over the drift of exact steps, gradients in {arithmetic}, {_run(recipe)}", value=ratios
+    )
+
+
 def within_bound(recipe: str, families: Sequence[str]) -> bool:
     """Return whether all of these laws kept within the bound (9) in a stored run."""
     return all(stored()[recipe]["laws"][family]["share"] <= 1 for family in families)

@@ -57,7 +57,7 @@ def column_sums(*, axis: int = 0) -> Verdict:
     evidence = Evidence(what=what, value=format_matrix(found), limit="(1, 1)", proof=True)
     return decide(
         good,
-        "They do.",
+        "The columns sum to one.",
         "Rows sum to one, so the sum runs over the second index.",
         evidence,
         scope="at L = 2",

@@ -65,8 +65,10 @@ def decaying_steps(*, falls: Callable[[int], float] = lambda k: 1 / (k + 1)) -> 
     return decide(
         growth < 0.03 and abs(order - 2) < 0.3,
         "The law has nearly stopped moving after 80 steps, and the length of its path is quadratic in τ_0.",
-        "The way keeps growing, or is not quadratic in τ_0.",
-        Evidence(what="share that steps 81 to 160 add to the way", value=growth, limit=0.03, samples=len(sizes)),
+        "The path length keeps growing, or is not quadratic in τ_0.",
+        Evidence(
+            what="share that steps 81 to 160 add to the path length", value=growth, limit=0.03, samples=len(sizes)
+        ),
         Evidence(what="exponent in τ_0, to be within 0.3 of 2", value=order, samples=len(sizes)),
     )
 

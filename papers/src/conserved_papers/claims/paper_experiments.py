@@ -49,7 +49,7 @@ def normed_invariants(theta: Parameters) -> Tensor:
 @claim("paper.S6.qwen3")
 def qwen_law(*, build: Build = normed_rotary_attention) -> Verdict:
     found = laws_hold(build, (5, 4), query_key_planes, size=TWO_PLANES)
-    says, otherwise = "It changes: balls exclude zero.", "It is conserved."
+    says, otherwise = "Some of the differences change: balls exclude zero.", "The differences are conserved."
     return decide(found == Verdict.REFUTED, says, otherwise, *found.evidence, scope=f"at {TWO_PLANES}")
 
 

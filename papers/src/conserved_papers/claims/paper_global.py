@@ -16,7 +16,7 @@ equal nonzero norm, and isotropic vectors contract to zero, so h is a function o
 *Theorem 4.6.* Fix x ≠ 0. Let P(m) say: wherever S, |S| = m, holds the m largest scores at x, the experts of S satisfy
 their equations and ∇_{W_i}h is the same for all i in S. P(k) is Theorem 4.5 for the experts of S, near θ. If P(m)
 holds and m ≥ 2, lower one row of S along x and raise another by as much until the score meets that of the next expert
-l. Until then h is a function of Σ_S W_i and of the other parameters, so its gradient does not change on the way.
+l. Until then h is a function of Σ_S W_i and of the other parameters, so its gradient does not change meanwhile.
 Beyond the wall P(m) holds for S with l in place of the lowered row. The gradient of h is continuous, so at the wall
 it obeys both; the two sets share m − 1 ≥ 1 rows, so it is P(m + 1), and it was so at the start. P(n) is the theorem
 where scores at x are distinct, hence everywhere by continuity.

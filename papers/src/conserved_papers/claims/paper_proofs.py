@@ -72,7 +72,8 @@ PROOFS: dict[str, tuple[ProofStep, ...]] = {
     ),
     "paper.T4.6.proof": (
         ProofStep("1219-1225", "on a box the routing is fixed", ("paper.eq164", "paper.C3.bilinear")),
-        ProofStep("1235-1239", "the parameters that reach a given set are dense, for d > n",
+        ProofStep("1235-1239",
+                  "the parameters that reach a given set are dense; assumes d > n, which the theorem does not state",
                   ("paper.S5.assumptions", "paper.C3.independence")),
         ProofStep("1241-1257", "the criterion extends to all inputs and parameters", ("paper.identity",)),
         ProofStep("1259-1263", "varying the set joins the gradients", ("paper.eq171", "paper.T4.6.pde")),
@@ -101,7 +102,7 @@ def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
             slips += sum(result.severity is Severity.SLIP for result in results)
             broken += [result.claim for result in bad]
             evidence.append(Evidence(what=f"{format_lines(spans(step.lines))}: {step.says}", value=told))
-        after = f" Slips on the way, which are repaired: {slips}." if slips else ""
+        after = f" Slips in its steps, which are repaired: {slips}." if slips else ""
         if not broken:
             return confirm(f"Every step holds.{after}", *evidence, scope=f"{ARGUED}, all sizes")
         names = ", ".join(claim.code for claim in broken)
@@ -112,7 +113,7 @@ def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
 
 _WEIGHTS = {
     Severity.GAP: "A step is missing or fails, and its repair gives the theorem for every size",
-    Severity.OVERCLAIM: "A step uses an assumption that is not stated, and another argument does without it",
+    Severity.OVERCLAIM: "A step assumes what the theorem does not state, and another argument does without it",
     Severity.FALSE: "A step is false, and so is the theorem",
 }
 """What a step that fails says of the proof."""

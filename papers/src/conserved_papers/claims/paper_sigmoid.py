@@ -22,9 +22,17 @@ with W_ij ≠ W_pj make c = 0. That is a dense set of W if n ≥ 2, so ∇_W h =
 
 *Active experts.* With k ≥ 2 of n active experts fix x ≠ 0. Let P(m) say: wherever S, |S| = m, holds the m largest
 scores at x, the experts of S satisfy their equations and ∇_{W_i}h = 0 for i in S. P(k) is the above for the mixture of
-S. If P(m) holds, lower one row of S along x until its score meets that of the next expert. On the way h does not
-change, for any values of the other parameters, so neither does its gradient in them. Beyond the wall P(m) holds for
-the other set, and ∇h is continuous, so P(m + 1) holds at the start. P(n) is the statement.
+S: it is active on an open set of inputs around x, and the relation continues from there to all t. If P(m) holds, lower
+one row of S along x until its score meets that of the next expert. Until then h does not change, for any values of the
+other parameters, so neither does its gradient in them. Beyond the wall P(m) holds for the other set, and ∇h is
+continuous, so P(m + 1) holds at the start. P(n) is the statement where scores at x are distinct, hence everywhere.
+
+*Experts that are never active.* For d = 1 the inputs x > 0 activate the k largest W_i and x < 0 the k smallest. If
+n > 2k the experts between are never active near θ, so there every function of their parameters is a local law: at
+d = d_1 = 1, n = 5 and k = 2 the 4 parameters of the middle expert and the 4 laws of the others, 8 in all. The argument
+above covers these experts too, because it fixes x and moves W: on its path the middle expert becomes active, and ∇h,
+which is continuous on the whole space, brings its equations back to θ. So a law that is C¹ on the whole space does not
+depend on the parameters of the middle expert but through the law of that expert. A local law need not extend so far.
 """
 
 from __future__ import annotations
@@ -34,8 +42,11 @@ from fractions import Fraction
 from typing import Any
 
 import flint
+import torch
 
+from conserved.discovery import discover
 from conserved.verdict import Evidence, Verdict, Witness
+from conserved_papers.blocks import MixtureOfExperts
 from conserved_papers.claims.judging import InWords, by_steps, decide
 from conserved_papers.claims.paper_global import cite, first_wall_is_the_next_expert
 from conserved_papers.claims.polynomials import Letters, arranged, determinant, identical
@@ -91,13 +102,23 @@ def coefficients_vanish(second: Callable[[Any], Any]) -> bool:
     return identical(8 * determinant(system), other - first)
 
 
+def never_active() -> Evidence:
+    """Count the local laws where the middle one of five experts is never active."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        mixture = MixtureOfExperts(1, 1, 5, "sigmoid", top_k=2).double()
+        count = discover(mixture, torch.zeros(5, 1, dtype=torch.float64), forms=False).count
+    return Evidence(what="laws near θ at d = d_1 = 1, n = 5, k = 2, counted; 4 are the middle expert's parameters",
+                    value=count)  # fmt: skip
+
+
 @claim("paper.T4.7.all")
 def sigmoid_theorem(*, second: Callable[[Any], Any] = lambda w: -w / 4) -> Verdict:
     series = all(
         sigmoid_series(w) == (Fraction(1, 2), Fraction(second(w))) for w in (Fraction(1), Fraction(-3), Fraction(2, 7))
     )
     return by_steps(
-        "A C¹ law of a sigmoid mixture satisfies the equations of every expert, and does not depend on W.",
+        "A law that is C¹ on the whole space satisfies the equations of every expert, and does not depend on W.",
         "The slopes do not tell the rows of W apart.",
         *cite(("paper.eq173", "paper.scalar", "paper.LC.1", "paper.eq155.corrected")),
         InWords("for a dense set of B the poles of SiLU(Bz) avoid the poles and zeros of the gates and of each other: "
@@ -109,6 +130,9 @@ def sigmoid_theorem(*, second: Callable[[Any], Any] = lambda w: -w / 4) -> Verdi
          coefficients_vanish(second)),
         ("with k ≥ 2 active experts: lower a row of the active set, and the set stays on top until the next expert is "
          "met (50 exact examples)", first_wall_is_the_next_expert(2)),
-        InWords("on the way h does not change, so its gradient in the other parameters does not either; at the wall ∇h "
+        InWords("until then h does not change, so its gradient in the other parameters does not either; at the wall ∇h "
                 "is continuous, and the equations hold for one expert more; induct up to n"),
+        InWords("experts that no input activates near θ are met by this move as well, since x is fixed and W moves; "
+                "near θ their parameters are free, so h must be C¹ on the whole space (d = 1 included)"),
+        beside=[never_active()],
     )  # fmt: skip

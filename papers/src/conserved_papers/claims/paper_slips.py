@@ -40,15 +40,6 @@ TEXT_SLIPS = {
         "first, second = np.zeros((2, 3)), np.zeros((3, 2))\nprint('line 51', first.shape, 'line 72', second.shape)\n"
         "assert (second @ v).shape == W.shape and first.shape != second.shape",
     ),
-    "paper.S5.accumulation": Slip(
-        repair="True for one variable, to which the proofs restrict F_i; for several it takes more than that.",
-        data={"F": "z_1 on C²", "vanishes on": "(0, 1/n)", "F(1, 0)": 1},
-        printed=lambda: Fraction(0),
-        meant=lambda: Fraction(1),
-        numpy="F = lambda z: z[0]                               # on C^2\n"
-        "zeros = [F((0.0, 1 / n)) for n in range(1, 50)]   # these points accumulate at (0, 0)\n"
-        "print('zeros', set(zeros), 'and F(1, 0) =', F((1.0, 0.0)))\nassert set(zeros) == {0.0} and F((1.0, 0.0)) != 0",
-    ),
     "paper.eq48": Slip(
         repair="S_2 is a set of θ = (A, B, C): its condition is on A and C.",
         data={"matrices of θ as printed": 2, "matrices of a SwiGLU network": 3},

@@ -12,14 +12,24 @@ first token of the output is Σ_ℓ Σ_h (e^{xW_hxᵀ} x + e^{xW_hyᵀ} y + c_{�
 the gradients, because a span of finite dimension is closed. No exponential of one layer stands inside another one.
 
 *The criterion.* For a law h let D F = ⟨∇h, ∇F⟩, which obeys the rules of a derivative. D of the coefficient vanishes
-for all x and y. Let all W_h of all layers differ and none be zero. For almost every x the rows xW_h differ and none is
-zero, so as functions of y the e^{xW_hyᵀ} have different frequencies, and the rest is a polynomial in y. Hence each
-coefficient (x D[W_h] yᵀ) yM_h + yD[M_h] is zero. The first term is linear in x, the second does not contain it, so both
-vanish: D[M_h] = 0, and D[W_h] = 0 where M_h ≠ 0. Such θ are dense and h is C¹, so both hold everywhere.
+for all x and y. Let θ be generic: all W_h of all layers differ, and no W_h and no M_h is zero. For almost every x the
+rows xW_h differ and none is zero, so as functions of y the e^{xW_hyᵀ} have different frequencies, and the rest is a
+polynomial in y. Hence each coefficient (xNyᵀ) yM_h + yD[M_h] with N = D[W_h] is zero. The first term is linear in x,
+the second does not contain it, so both vanish: D[M_h] = 0, and the product of xNyᵀ and every entry of yM_h is zero. If
+N ≠ 0 and M_h ≠ 0, neither factor is the zero polynomial, nor then is the product. So N = D[W_h] = 0.
+
+*Every θ.* Where θ is not generic a W_h = W_g, W_h = 0 or M_h = 0: finitely many sets of polynomial equations, none of
+which holds everywhere, because every head has at least one column. So generic θ are dense. D[W_h] and D[M_h] are
+continuous in θ, since h is C¹; where they vanish is closed and contains a dense set, so they vanish at every θ.
 
 *The laws.* D[W_h] = ∇_Q h Kᵀ + Q (∇_K h)ᵀ and D[M_h] = ∇_V h Oᵀ + V (∇_O h)ᵀ, transposed, are the equations of Theorem
-4.3 for the head. By paper.global h is constant on the components of the level sets of QᵀQ − KᵀK and VᵀV − OᵀO of all
-heads, and these are laws, because the network sees Q_hK_hᵀ and V_hO_hᵀ alone.
+4.3 for the head: h is constant on the orbits of the connected group of O(d, d), which acts on X = (Q; K) and on (V; O)
+of each head apart (paper.global). Let G = XᵀηX = QᵀQ − KᵀK. If G is degenerate, the column space S of X has a radical
+R = S ∩ S^⊥ ≠ 0. Boosts scale R by e^{−t}, a dual of R by e^{t}, and keep the rest of S; as t → ∞ they move X to an X_∞
+with the same G and the kernel of G, and h(X_∞) = h(X) by continuity. All such X_∞ are isometric embeddings of
+R^r/ker G, one orbit of O(d, d) by Witt's theorem. O(d, d) has four components, so h has at most four values in each X
+on a level set, finitely many in all, and a continuous function with finitely many values is constant on components.
+QᵀQ − KᵀK and VᵀV − OᵀO are laws, because the network sees Q_hK_hᵀ and V_hO_hᵀ alone.
 """
 
 from __future__ import annotations
@@ -125,12 +135,17 @@ def stacked_attention(*, carried: bool = True) -> Verdict:
          zero_tokens_multiply()),
         InWords("so the coefficient is a sum over all heads of all layers of (e^{xWxᵀ}x + e^{xWyᵀ}y)M, and a term "
                 "that is linear in x + y: no exponential stands inside another one"),
-        InWords("where all W differ and none is zero, so do the rows xW for almost every x: the e^{xWyᵀ} have "
-                "different frequencies in y, and the rest is a polynomial in y"),
+        InWords("let θ be generic: all W differ, and no W and no M is zero; then the rows xW differ and none is zero "
+                "for almost every x: the e^{xWyᵀ} have different frequencies in y, and the rest is a polynomial in y"),
         ("the coefficient (x D[W] yᵀ)yM + yD[M] of e^{xWyᵀ} vanishes only if D[M] = 0 and (D[W]yᵀ)yM = 0, by degree "
          "in x", degrees_separate()),
-        InWords("D[W] = 0 and D[M] = 0 are the equations of Theorem 4.3 for every head; they extend from a dense set, "
-                "since h is C¹"),
+        InWords("let N = D[W]: if N ≠ 0 and M ≠ 0, the polynomials xNyᵀ and yM are not zero, nor is their product; so "
+                "N = 0"),
+        InWords("where D[W] and D[M] vanish is closed, since h is C¹, and contains the generic θ, which are dense: "
+                "both vanish at every θ"),
+        InWords("D[W] = 0 and D[M] = 0 are the equations of Theorem 4.3 for every head; where the Gram matrix "
+                "QᵀQ − KᵀK is degenerate, boosts take its radical to 0, and the rest is one orbit of O(d, d) by Witt's "
+                "theorem, with at most 4 components"),
         *cite(("paper.T4.3", "paper.global")),
         beside=beside,
     )  # fmt: skip
