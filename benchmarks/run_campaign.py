@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -41,6 +42,12 @@ from measure import RESULTS, commit, machine, save
 HERE = Path(__file__).resolve().parent
 STUCK = 150.0
 """Seconds without a new line after which a worker is taken to hang."""
+
+SHRINKING = 45.0
+"""Seconds after which a program is not made smaller any more: every attempt compiles it again."""
+
+LOST_DEVICE = "CUDA error"
+"""What an exception says after which a process cannot use its GPU again."""
 
 
 def targets_of(chosen: argparse.Namespace) -> Iterator[Callable[[], Target]]:
@@ -108,7 +115,12 @@ def confirm_refutation(target: Target, row: dict[str, Any], device: str) -> dict
     answers = [confirm(target, device, kind) for kind in kinds[:3]]
     answer = next((answer for answer in answers if answer["confirmed"]), answers[-1])
     if answer["confirmed"] and target.group == "torch.compile" and answer["kind"] == "given":
-        small = shrunk(_program_of(target), lambda p: bool(confirm(_with_source(target, p), device)["confirmed"]))
+        until = time.monotonic() + SHRINKING
+
+        def still_wrong(program: Program) -> bool:
+            return time.monotonic() < until and bool(confirm(_with_source(target, program), device)["confirmed"])
+
+        small = shrunk(_program_of(target), still_wrong)
         target = _with_source(target, small)
         answer |= {"shrunk": confirm(target, device)}
     if answer["confirmed"]:
@@ -144,11 +156,13 @@ def work(chosen: argparse.Namespace) -> None:
                 row |= confirm_refutation(target, row, chosen.device)
             file.write(json.dumps({"number": number, **row}, default=str) + "\n")
             file.flush()
+            if LOST_DEVICE in row.get("why", ""):
+                sys.exit(1)
 
 
-def launch(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run all workers to their end or to the deadline, and return their rows."""
-    folder = chosen.folder / f"parts_{chosen.family}_{'_'.join(chosen.modes)}_{chosen.device}"
+def launch(chosen: argparse.Namespace, parts: Path, keep: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Run all workers to their end or to the deadline, and keep their rows every 20 seconds and at the end."""
+    folder = parts / f"parts_{chosen.family}_{'_'.join(chosen.modes)}_{chosen.device}"
     folder.mkdir(parents=True, exist_ok=True)
     outs = [folder / f"{chosen.first}_{share}.jsonl" for share in range(chosen.workers)]
     for out in outs:
@@ -172,7 +186,9 @@ def launch(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         time.sleep(0.5)
         if time.monotonic() - shown > 20:
             shown = time.monotonic()
-            print(f"{sum(len(_rows(out)) for out in outs)} targets done, {len(running)} workers", flush=True)
+            rows = _all_rows(outs)
+            keep(rows)
+            print(f"{len(rows)} targets done, {len(running)} workers", flush=True)
         for share, process in list(running.items()):
             quiet_for = time.time() - max(
                 outs[share].stat().st_mtime if outs[share].exists() else 0, process_start(process)
@@ -184,10 +200,16 @@ def launch(chosen: argparse.Namespace) -> list[dict[str, Any]]:
                 process.kill()
                 last = _last_begun(outs[share])
                 starts[share] = last + 1
-                with outs[share].open("a") as file:
-                    file.write(json.dumps({"number": last, "status": "crashed"}) + "\n")
+                if all(row["number"] != last for row in _rows(outs[share])):
+                    with outs[share].open("a") as file:
+                        file.write(json.dumps({"number": last, "status": "crashed"}) + "\n")
                 running[share] = begin(share)
-    return sorted((row for out in outs for row in _rows(out)), key=lambda row: row["number"])
+    keep(_all_rows(outs))
+
+
+def _all_rows(outs: Iterable[Path]) -> list[dict[str, Any]]:
+    rows = (row for out in outs for row in _rows(out) if row["status"] != "no sample")
+    return sorted(rows, key=lambda row: row["number"])
 
 
 _STARTED: dict[int, float] = {}
@@ -242,6 +264,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="time of one check")
     parser.add_argument("--minutes", type=float, default=10.0, help="time of the whole run")
     parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--label", default="", help="further part of the name of the result file")
     parser.add_argument("--share", type=int, default=-1, help="worker: which share of the targets")
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--out", default="")
@@ -254,15 +277,21 @@ def main() -> None:
         work(chosen)
         return
     start = time.time()
-    rows = [row for row in launch(chosen) if row["status"] != "no sample"]
-    counts = Counter(row["status"] for row in rows)
-    print(dict(counts))
-    for row in rows:
+    name = f"campaign_{chosen.family}_{'_'.join(chosen.modes)}" + (f"_{chosen.label}" if chosen.label else "")
+
+    def keep(rows: list[dict[str, Any]]) -> Path:
+        record = {"commit": commit(), **machine(), "arguments": sys.argv[1:], "minutes": (time.time() - start) / 60}
+        record |= {"workers": chosen.workers, "versions": versions(rows)}
+        return save(name, record | {"counts": dict(Counter(row["status"] for row in rows)), "rows": rows}, chosen.folder)
+
+    with TemporaryDirectory() as parts:
+        launch(chosen, Path(parts), keep)
+    saved = next(chosen.folder.glob(f"{name}_*.json"))
+    record = json.loads(saved.read_text())
+    for row in record["rows"]:
         if row["status"] == "refuted":
             print(row["name"], row["dtype"], row["mode"], "confirmed:", row.get("confirmed"), row.get("error"))
-    record = {"commit": commit(), **machine(), "arguments": sys.argv[1:], "minutes": (time.time() - start) / 60}
-    record |= {"versions": versions(rows), "counts": dict(counts), "rows": rows}
-    print("saved", save(f"campaign_{chosen.family}_{'_'.join(chosen.modes)}", record, chosen.folder))
+    print(record["counts"], "saved", saved)
 
 
 def versions(rows: list[dict[str, Any]]) -> dict[str, str]:
