@@ -281,8 +281,9 @@ def main() -> None:
 
     def keep(rows: list[dict[str, Any]]) -> Path:
         record = {"commit": commit(), **machine(), "arguments": sys.argv[1:], "minutes": (time.time() - start) / 60}
-        record |= {"workers": chosen.workers, "versions": versions(rows)}
-        return save(name, record | {"counts": dict(Counter(row["status"] for row in rows)), "rows": rows}, chosen.folder)
+        counts = dict(Counter(row["status"] for row in rows))
+        record |= {"workers": chosen.workers, "versions": versions(rows), "counts": counts, "rows": rows}
+        return save(name, record, chosen.folder)
 
     with TemporaryDirectory() as parts:
         launch(chosen, Path(parts), keep)
