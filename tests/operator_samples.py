@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from conserved import recognize
+from conserved._torch_compat import TorchDispatchMode
 from conserved.inference.double_precision import in_double_precision
 from conserved.symmetry import GeneralLinear, OneScale, Scaling, Translation
 
@@ -125,6 +126,26 @@ class Case:
     program: Sample
     countable: bool
 
+    def overloads(self) -> set[str]:
+        """Return the ATen overloads that the sample runs, without those of its frame."""
+        with torch.no_grad():
+            operands = self.program._operands(0)
+            with _Overloads() as seen:
+                self.program._results(operands)
+        return seen.names
+
+
+class _Overloads(TorchDispatchMode):
+    """The names of all ATen overloads that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
 
 def cases(operator: Any, *, samples: int = 8, part: tuple[int, int] = (0, 1)) -> Iterator[Case]:
     """Programs of the first and of further samples of an operator, spread over all of them.
@@ -132,16 +153,9 @@ def cases(operator: Any, *, samples: int = 8, part: tuple[int, int] = (0, 1)) ->
     `part` is a number and how many parts there are: every so many-th of the samples is taken.
     """
     chosen = []
-    for dtype in (torch.float64, torch.complex128):
-        if dtype in operator.supported_dtypes("cpu"):
-            try:
-                found = list(operator.sample_inputs("cpu", dtype, requires_grad=True))
-            except Exception:
-                # Some samples need packages or devices that are not there.
-                continue
-            small = [(dtype, n, one) for n, one in enumerate(found) if _small(one)]
-            step = max(1, len(small) // samples)
-            chosen += small[::step][:samples]
+    for dtype, small in _samples(operator):
+        step = max(1, len(small) // samples)
+        chosen += [(dtype, place, sample) for place, sample in small[::step][:samples]]
     for number, (dtype, place, sample) in list(enumerate(chosen))[part[0] :: part[1]]:
         call, tensors = _call(operator, sample)
         if not tensors or any(tensor.is_complex() for tensor in tensors) != dtype.is_complex:
@@ -156,6 +170,23 @@ def cases(operator: Any, *, samples: int = 8, part: tuple[int, int] = (0, 1)) ->
             if program is not None:
                 entries = sum(parameter.numel() for parameter in program.parameters())
                 yield Case(title, program, frame == "direct" and 0 < entries <= COUNTED)
+
+
+def number_of_samples(operator: Any) -> int:
+    """Return how many samples an operator has that are small enough, in both precisions."""
+    return sum(len(small) for _, small in _samples(operator))
+
+
+def _samples(operator: Any) -> Iterator[tuple[torch.dtype, list[tuple[int, Any]]]]:
+    """Return the small samples of each precision, with their numbers."""
+    for dtype in (torch.float64, torch.complex128):
+        if dtype in operator.supported_dtypes("cpu"):
+            try:
+                every = list(operator.sample_inputs("cpu", dtype, requires_grad=True))
+            except Exception:
+                # Some samples need packages or devices that are not there.
+                continue
+            yield dtype, [(place, sample) for place, sample in enumerate(every) if _small(sample)]
 
 
 def _framed(call: Any, tensors: list[Tensor], frame: str, *, noncontiguous: bool) -> Sample | None:
