@@ -114,7 +114,8 @@ def main() -> None:
                     errors = [row["errors"]["q"]["error"] for row in new if row["errors"]]
                     verdicts = sorted({row["verdict"] for row in new})
                     print(
-                        f"{kind}, warm-up {warm_up}, step {run.done} {kernel}: dq error median {median(errors or [0]):.2g}, "
+                        f"{kind}, warm-up {warm_up}, step {run.done}, {kernel}: "
+                        f"dq error median {median(errors or [0]):.2g}, "
                         f"largest {max(errors or [0]):.2g}, float64 {max(row['float64 dq'] for row in new):.2g}, "
                         f"{verdicts}, loss {float(run.loss):.2f}",
                         flush=True,
