@@ -48,10 +48,10 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured, marked if the tree differs from it; $COMMIT where there is no history."""
+    """The commit that was measured, marked if the tree differs from it; $COMMIT names it for a copy without its history."""
     git = ["git", "-C", str(Path(__file__).parent)]
-    found = subprocess.run([*git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    described = subprocess.run([*git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return os.environ.get("COMMIT") or described.stdout.strip() or "unknown"
 
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
