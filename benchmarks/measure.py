@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured, marked if the tree differs from it; $COMMIT names it for a copy without its history."""
+    """The measured commit, marked if the tree differs from it. `COMMIT` overrides it where the history is missing."""
     git = ["git", "-C", str(Path(__file__).parent)]
     described = subprocess.run([*git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     return os.environ.get("COMMIT") or described.stdout.strip() or "unknown"
