@@ -100,32 +100,52 @@ def _before_and_after(variant: Variant, kind: str, dtype: torch.dtype) -> dict[s
 
 
 def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of ten."""
+    """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of ten.
+
+    Tensors lie as projections leave them, (batch, length, heads, width) with heads and length exchanged, so that no
+    kernel has to copy the gradient of the output first.
+    """
     clock, small = Clock(options.seconds), options.small
     rows: list[dict[str, Any]] = []
     shapes = [(1, 2, 64, 16)] if small else [(8, 12, 1024, 64), (2, 32, 8192, 128)]
     for shape in shapes:
-        leaves = [torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-        gradient = torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
-        attend: dict[str, Any] = {"flash": F.scaled_dot_product_attention, "rows": centered()}
-        attend["rows, operations of PyTorch"] = _without_kernels(centered())
-        attend |= {"mean": centered(constants="mean"), "running": centered(constants="running")}
-        attend["values only"] = centered(keys=False)
-        attend["rows, compiled"] = _compiled(centered())
-        work = {name: _passes_of(function, leaves, gradient) for name, function in attend.items()}
-        with backend("flash"):
-            row: dict[str, Any] = {"shape": shape, "host": _median(in_turns(work, 3 if small else 20))}
-            if DEVICE.type == "cuda":
-                row["kernels"] = {name: _kernel_times(work[name]) for name in ("flash", "rows")}
-                graphs = {name: _graph_of_ten(call) for name, call in work.items()}
-                row["graph"] = {name: taken / 10 for name, taken in _median(in_turns(graphs, 20)).items()}
-        timed = row.get("graph", row["host"])
-        row["more than flash"] = {name: digits(taken / timed["flash"] - 1) for name, taken in timed.items()}
-        rows.append(row)
-        yield {"cost": rows}
-        if clock.left < 10:
-            return
+        batch, heads, length, width = shape
+        made = [torch.randn(batch, length, heads, width, device=DEVICE, dtype=torch.bfloat16) for _ in range(4)]
+        *leaves, gradient = (tensor.transpose(1, 2).requires_grad_() for tensor in made)
+        for kernel in ("flash", "cudnn") if DEVICE.type == "cuda" else ("flash",):
+            attend: dict[str, Any] = {"plain": F.scaled_dot_product_attention, "rows": centered()}
+            attend["values only"] = centered(keys=False)
+            if length < 4096 and kernel == "flash":
+                attend["rows, operations of PyTorch"] = _without_kernels(centered())
+                attend["rows, compiled"] = _compiled(centered())
+            work = {name: _passes_of(function, leaves, gradient.detach()) for name, function in attend.items()}
+            try:
+                row = {"shape": shape, "kernel": kernel} | _timed(work, kernel, small=small)
+            except REFUSALS as problem:
+                row = {"shape": shape, "kernel": kernel, "problem": str(problem)[:300]}
+            rows.append(row)
+            yield {"cost": rows}
+            if clock.left < 10:
+                return
     yield {"cost": rows, "steps": _step_seconds(small)}
+
+
+def _timed(work: dict[str, Callable[[], Any]], kernel: str, *, small: bool) -> dict[str, Any]:
+    """Return seconds of pieces of work by the clock of the host and in graphs, and the time of their GPU kernels.
+
+    Other programs may use the GPU at the same time. A kernel of some microseconds is rarely interrupted, so that the
+    sum over kernels of their median times is the steadiest of the three; it lacks the gaps between launches.
+    """
+    with backend(kernel):
+        row: dict[str, Any] = {"host": _median(in_turns(work, 3 if small else 20))}
+        if DEVICE.type == "cuda":
+            row["kernels"] = {name: _kernel_times(call) for name, call in work.items()}
+            graphs = {name: _graph_of_ten(call) for name, call in work.items()}
+            taken = in_turns(graphs, 20)
+            row["graph"] = {name: seconds / 10 for name, seconds in _median(taken).items()}
+            row["graph, least"] = {name: min(seconds) / 10 for name, seconds in taken.items()}
+            row["sum of kernels"] = {name: 1e-6 * sum(times.values()) for name, times in row["kernels"].items()}
+    return row
 
 
 def _step_seconds(small: bool) -> dict[str, Any]:
@@ -159,17 +179,19 @@ def _without_kernels(attend: Any) -> Attend:
 
 
 def _kernel_times(call: Callable[[], Any]) -> dict[str, float]:
-    """Return microseconds of every kernel of a call."""
+    """Return microseconds of every kernel of a call: the median over calls, times its launches in a call."""
     from torch.profiler import ProfilerActivity, profile
 
+    calls = 15
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(10):
+        for _ in range(calls):
             call()
         torch.cuda.synchronize()
-    events = profiler.key_averages()
-    return {
-        event.key[:80]: digits(event.self_device_time_total / 10) for event in events if event.self_device_time_total
-    }
+    times: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times.setdefault(event.name[:80], []).append(event.time_range.elapsed_us())
+    return {name: digits(sorted(taken)[len(taken) // 2] * len(taken) / calls) for name, taken in times.items()}
 
 
 def _median(seconds: dict[str, list[float]]) -> dict[str, float]:
@@ -305,9 +327,9 @@ def moments(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     shape = Shape()
     if options.small:
         shape = Shape(layers=3, width=64, head=16, length=64, batch=4, steps=101)
-    short = replace(shape, steps=min(300, shape.steps), warm_up=0, rate=3e-3)
+    harsh = replace(shape, warm_up=0, rate=3e-3)
     for kind in options.only or KINDS:
-        plans = [(shape, "flash"), (short, "flash"), (shape, "centered")]
+        plans = [(harsh, "flash")] if options.harsh else [(shape, "flash"), (harsh, "flash"), (shape, "centered")]
         for plan, attention in plans[:2] if kind == "transformers" else plans:
             here = replace(plan, kind=kind)
             run = Training(here, text, seed=0, attention=attention, eager=options.eager)
@@ -331,7 +353,7 @@ def _observed(run: Training, record: dict[str, Any], clock: Clock) -> Iterator[N
         if step in MOMENTS or step == run.shape.steps:
             record["norms"].append({"step": step} | run.norms())
             if run.attention == "flash":
-                kernels = GPU_KERNELS if DEVICE.type == "cuda" else CPU_KERNELS
+                kernels = GPU_KERNELS if DEVICE.type == "cuda" and run.shape.warm_up else CPU_KERNELS
                 record["moments"].append({"step": step} | look(run, kernels))
             yield
         if step < run.shape.steps:
@@ -358,25 +380,26 @@ def settings(base: Shape) -> dict[str, tuple[Shape, tuple[str, ...]]]:
     three = ("flash", "centered", "math")
     rounded = ("rounded accumulators", "rounded accumulators, centered", "math")
     harsh = replace(base, rate=3e-3, warm_up=0)
+    large = harsh if base.width < 384 else Shape(warm_up=0, steps=base.steps)
     return {
         "rate 3e-3": (harsh, three),
         "rate 1e-2": (replace(base, rate=1e-2, warm_up=0), three),
         "rate 1e-2, no weight decay, no clipping": (replace(harsh, rate=1e-2, decay=0.0, clip=0.0), three),
-        "rounded accumulators, rate 3e-3, no weight decay": (replace(harsh, decay=0.0), rounded),
+        "sums in half precision, rate 1e-2, no weight decay": (replace(harsh, rate=1e-2, decay=0.0), rounded),
         "queries and keys of rank 16, rate 3e-3, no weight decay": (replace(harsh, rank=16, decay=0.0), three),
         "fp16, rate 3e-3": (replace(harsh, dtype=torch.float16, loss_scale=1024.0), three),
         "length 2048, rate 3e-3": (replace(harsh, length=base.length * 4, batch=max(1, base.batch // 4)), three),
         "one key head, rate 3e-3": (replace(harsh, kind="grouped", key_heads=1), three),
         "rate 6e-4, warm-up": (base, three),
-        "116 million, rate 3e-3": (replace(Shape(), rate=3e-3, warm_up=0, steps=600), three),
-        "116 million, rate 6e-4": (replace(Shape(), warm_up=0, steps=600), three),
+        "116 million, rate 3e-3": (replace(large, rate=3e-3), three),
+        "116 million, rate 1e-2, no weight decay, no clipping": (replace(large, rate=1e-2, decay=0.0, clip=0.0), three),
     }
 
 
 def losses(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Losses of the same run with three attentions and three seeds, in harsh settings; without warm-up but for one.
 
-    The nine runs of a setting are trained at the same time, or the three of a seed if the model is large.
+    The nine runs of a setting are trained at the same time, or two or three of them if the model is large.
     """
     text = corpus()
     clock = Clock(options.seconds)
@@ -387,10 +410,12 @@ def losses(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for setting in options.only or every:
         shape, attentions = every[setting]
-        pairs = [(seed, name) for seed in range(3) for name in attentions]
-        count = len(pairs) if shape.width <= 384 else len(attentions)
-        for first in range(0, len(pairs), count):
-            runs = [Training(shape, text, seed=seed, attention=name) for seed, name in pairs[first : first + count]]
+        first, *others = ([(seed, name) for seed in options.seed or range(3)] for name in attentions)
+        groups = [[pair for pairs in (first, *others) for pair in pairs]]
+        if shape.width > 384:  # the first two attentions of each seed, then the third of all seeds
+            groups = [*map(list, zip(first, others[0], strict=True)), *others[1:]]
+        for group in groups:
+            runs = [Training(shape, text, seed=seed, attention=name) for seed, name in group]
             for records in _side_by_side(runs, setting, clock):
                 yield {"losses": rows + records}
             rows += records
@@ -410,7 +435,7 @@ def _side_by_side(runs: list[Training], setting: str, clock: Clock) -> Iterator[
         for run in runs
     ]
     for step in range(shape.steps + 1):
-        if step in LOOKS and runs[0].seed == 0:
+        if step in LOOKS and runs[0].seed == 0 and runs[0].attention == "flash":
             records[0]["looks"].append({"step": step} | look(runs[0], ("flash", "math")))
         ends = step == shape.steps or (step % 20 == 0 and clock.left < 12)
         if step in (25, 50, 100, 300) or ends:
@@ -561,9 +586,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--eager", action="store_true", help="do not record steps as CUDA graphs")
+    parser.add_argument("--harsh", action="store_true", help="of the moments, only runs without warm-up")
     parser.add_argument("--plain", action="store_true", help="do not use our Triton kernels")
     parser.add_argument("--only", action="append", help="a kernel, kind of model or setting; may be repeated")
     parser.add_argument("--steps", type=int, help="steps of the runs whose losses are compared")
+    parser.add_argument("--seed", type=int, action="append", help="a seed of the runs whose losses are compared")
     parser.add_argument("--merge", type=Path, action="append", help="read folders with results instead of running")
     parser.add_argument("--tree", help="with --merge: the commit whose files were measured, where git did not know")
     parser.add_argument("--folder", type=Path, default=RESULTS)
