@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from as_written import import_as_written
 from conserved import Monitor, audit, blocks, recognize
 from conserved.moment import Direction, LawPairs, Moments, Plan, Point, triton_backend
-from conserved.moment.forms import Found, Wanted, forms
+from conserved.moment.forms import FormValues, Wanted, forms
 from conserved.moment.launches import Launch, Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import LegProgram, ProgramLeg
@@ -75,7 +75,7 @@ def drawn(view: View, dtypes: tuple[torch.dtype, ...]) -> tuple[Layout, list[lis
     return layout, sets, seen
 
 
-def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> Found:
+def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> FormValues:
     tensors = [(len(some) * number, leg.layout.offset) for number, some in enumerate(sets)]
     program = LegProgram.of([(replace(leg, layout=leg.layout.from_first()), tensors)])
     return program.blocks[0].forms(program.run(placed([tensor for some in sets for tensor in some])))

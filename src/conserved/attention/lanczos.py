@@ -50,7 +50,7 @@ def leading_values(
         beta, v = _unit(v, rights[..., : step + 1])
         values = _bidiagonal(alphas, betas, count)
         history.append(values)
-        if len(history) > _PATIENCE + count and _settled(history):
+        if len(history) > _PATIENCE + count and _converged(history):
             break
         betas.append(beta)
         rights[..., step + 1] = v
@@ -77,7 +77,7 @@ def _bidiagonal(alphas: list[Tensor], betas: list[Tensor], count: int) -> Tensor
     return torch.linalg.svdvals(matrix)[..., :count]
 
 
-def _settled(history: list[Tensor]) -> bool:
+def _converged(history: list[Tensor]) -> bool:
     now, earlier = history[-1], history[-1 - _PATIENCE]
     if now.shape != earlier.shape:
         return False

@@ -80,7 +80,7 @@ class AttentionMonitor:
         self._run = run or f"attention, {new_run_name()}"
         self._config = dict(config or {}) | {"every": every, "sequences": sequences}
         self._samples: dict[str, list[Tensor]] = {}
-        self._begun = False
+        self._started = False
 
     @property
     def sampled(self) -> bool:
@@ -108,10 +108,10 @@ class AttentionMonitor:
         self._log(alarms)
         self.records.append(record)
         for sink in self._sinks:
-            if not self._begun:
+            if not self._started:
                 sink.begin(Run(name=self._run, config=self._config, step=self.count - 1))
             sink.write(record)
-        self._begun = True
+        self._started = True
         return record
 
     def series(self) -> dict[str, list[float]]:

@@ -38,7 +38,7 @@ def check(
         bool, typer.Option("--causal", help="call the function with causal=True or is_causal=True")
     ] = False,
     device: Device = None,
-    seconds: Annotated[float, typer.Option(help="time after which no further test is begun", min=1.0)] = 120.0,
+    seconds: Annotated[float, typer.Option(help="time after which no further test starts", min=1.0)] = 120.0,
     seed: Annotated[int, typer.Option(help="seed of inputs", min=0)] = 0,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="hold the function under torch.compile against itself too")

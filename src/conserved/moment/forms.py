@@ -23,7 +23,7 @@ from conserved.symmetry.kind import Degree
 from conserved.symmetry.pairs import Pair
 from conserved.symmetry.products import Products, RowProducts
 
-Found = tuple[Tensor, Tensor | None]
+FormValues = tuple[Tensor, Tensor | None]
 """Values, a row for every pair, and with `sizes` the sums of squares."""
 
 
@@ -39,15 +39,19 @@ class Backend(ABC):
         """Return one row of every unit."""
 
     @abstractmethod
-    def row_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
+    def row_products(
+        self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool
+    ) -> FormValues:
         """Return Σ_j a_ij b_ij for every row i and every pair of legs."""
 
     @abstractmethod
-    def row_totals(self, leg: Any, dtype: torch.dtype, *, sizes: bool) -> Found:
+    def row_totals(self, leg: Any, dtype: torch.dtype, *, sizes: bool) -> FormValues:
         """Return Σ_j b_ij for every row i of a leg, and the sum of all squares."""
 
     @abstractmethod
-    def outer_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
+    def outer_products(
+        self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool
+    ) -> FormValues:
         """Return a Bᵀ for every pair of legs."""
 
 
@@ -126,7 +130,7 @@ def forms(
     constants: Sequence[float],
     dtype: torch.dtype,
     wanted: Wanted,
-) -> Found:
+) -> FormValues:
     """Return for a leg of degree ±1 what μ(A, B) is, up to that sign, for every pair of sources; a row for each.
 
     Args:
@@ -166,7 +170,7 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack([*tensors])
 
 
-def assemble_forms(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> Found:
+def assemble_forms(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> FormValues:
     """Return forms of all pairs from the products of a recipe."""
     if not isinstance(products, RowProducts):
         return sums, squares
@@ -213,11 +217,11 @@ class Sums:
     columns: list[Tensor] = field(default_factory=list)
     """For linear laws, where asked for: bounds of the sums of absolute values."""
 
-    def add(self, forms: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
+    def add(self, forms: FormValues, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
         """Add one leg, or the legs of several layers at once.
 
         Args:
-            found: the forms of the leg, and with `sizes` the squares of their terms.
+            forms: the forms of the leg, and with `sizes` the squares of their terms.
             degree: the degree of the leg.
             stacked: (legs, batch) where the forms are of so many legs of several layers, leg after leg, with this batch
                 size.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import Found, ProductList, Wanted, assemble_forms, product_list
+from conserved.moment.forms import FormValues, ProductList, Wanted, assemble_forms, product_list
 from conserved.moment.host_copies import send_to_device
 from conserved.moment.launches import Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
@@ -80,7 +80,7 @@ class LegResults:
         """Numbers of one product."""
         return prod(self.values) + (prod(self.squares) if self.leg.wanted.sizes else 0)
 
-    def forms(self, results: Float[Tensor, " results"]) -> Found:
+    def forms(self, results: Float[Tensor, " results"]) -> FormValues:
         """Return for every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
         leg = self.leg
         sums = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Found, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.forms import FormValues, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.layouts import PlainTensors
 from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
 from conserved.moment.sources import Paired, ParameterTensors, Present, Reader
@@ -173,7 +173,7 @@ class _Single:
 
     leg: LegPlace
     key: int
-    found: Found
+    found: FormValues
     columns: Tensor | None
 
 
@@ -366,7 +366,7 @@ class _Reading:
                 members = tuple(member for batch in run for member in plan.batches[batch].members)
                 yield Segment(members, len(run), tuple(segment_legs))
 
-    def _part(self, segment: Segment, blocks: Sequence[Found]) -> Part:
+    def _part(self, segment: Segment, blocks: Sequence[FormValues]) -> Part:
         """Return sums of the legs of some batches that are alike."""
         size, several = len(segment.members) // segment.batches, segment.batches > 1
         part = Part(segment.members)

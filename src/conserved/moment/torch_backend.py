@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import Backend, Found, stack
+from conserved.moment.forms import Backend, FormValues, stack
 from conserved.symmetry.pairs import Pair
 
 _CHUNK = 1 << 19
@@ -49,7 +49,7 @@ class TorchBackend(Backend):
 
     def row_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
-    ) -> Found:
+    ) -> FormValues:
         """Return Σ_j a_ij b_ij for every row i and every pair of legs."""
         first = legs[0]
         if first.shape[-2] == 1 and first.numel() > _STRIPE**2 and not sizes:
@@ -69,7 +69,7 @@ class TorchBackend(Backend):
         products = [cast[i] * cast[j] for i, j in pairs]
         return stack([product.sum(-1) for product in products]), stack([*map(_square, products)]) if sizes else None
 
-    def row_totals(self, leg: Tensor, dtype: torch.dtype, *, sizes: bool = False) -> Found:
+    def row_totals(self, leg: Tensor, dtype: torch.dtype, *, sizes: bool = False) -> FormValues:
         """Return Σ_j b_ij for every row i of a leg.
 
         On a GPU by a kernel, where PyTorch would convert all of it first.
@@ -84,7 +84,7 @@ class TorchBackend(Backend):
 
     def outer_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
-    ) -> Found:
+    ) -> FormValues:
         """Return a Bᵀ for every pair of legs; Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
         cast = [leg.to(dtype) for leg in legs]
         if len(pairs) == 1 or in_cache(cast[0]):
@@ -139,7 +139,7 @@ def _slices(legs: Sequence[Tensor], along: int, pairs: Sequence[Pair], dtype: to
         yield [leg.narrow(along, start, min(size, length - start)).to(dtype) for leg in legs]
 
 
-def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, along: int) -> Found:
+def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, along: int) -> FormValues:
     """Return row products and their squares, slice by slice, without forming a whole product."""
     sums: list[list[Tensor]] = [[] for _ in pairs]
     squares: list[list[Tensor]] = [[] for _ in pairs]

@@ -51,9 +51,9 @@ class Plot:
 def from_document(name: str, content: Mapping[str, Any]) -> Plot:
     """Return the plot of a figure as a run store keeps it; ValueError if it holds a trace that is not drawn."""
     data = [dict(trace) for trace in content["data"]]
-    strange = [str(trace.get("type", "scatter")) for trace in data if trace.get("type", "scatter") not in TRACES]
-    if strange:
-        raise ValueError(f"a trace of type {strange[0]!r} is not drawn; use {', '.join(TRACES)}")
+    unsupported = [str(trace.get("type", "scatter")) for trace in data if trace.get("type", "scatter") not in TRACES]
+    if unsupported:
+        raise ValueError(f"Expected traces of type {', '.join(TRACES)}, got {unsupported[0]!r}.")
     title = str(content.get("title") or name)
     findings = tuple(
         ShownFinding(**{key: item.get(key) for key in ("what", "value", "low", "high", "expected", "holds")})

@@ -26,7 +26,7 @@ class Headline:
     sentence: str
     status: Status | None
     anchor: str = ""
-    said: str = ""
+    label_of_status: str = ""
     """How the status is put, where its own name would mislead."""
 
 
@@ -190,34 +190,34 @@ def _claims(contents: Contents) -> Headline:
     count = Counter(card.status for card in contents.claims)
     listing = ", ".join(f"{count[status]} {status.value}" for status in Status if count[status])
     listing += "; each as recorded" if all(card.as_recorded for card in contents.claims) else ""
-    strange = sum(not card.as_recorded for card in contents.claims)
+    unexpected = sum(not card.as_recorded for card in contents.claims)
     return Headline(
         label="Claims",
         figure=f"{len(contents.claims)} judged",
         sentence=listing,
         # That claims of others are false is a finding of ours: neither a tick nor a cross says that.
-        status=Status.REFUTED if strange else None,
-        said=f"{strange} not as recorded",
+        status=Status.REFUTED if unexpected else None,
+        label_of_status=f"{unexpected} not as recorded",
     )
 
 
 def _audits(contents: Contents) -> Headline:
     total = sum(audit.identities for audit in contents.audits)
     planted = [audit for audit in contents.audits if audit.expected == Status.REFUTED]
-    strange = [audit.name for audit in contents.audits if not audit.as_expected]
+    unexpected = [audit.name for audit in contents.audits if not audit.as_expected]
     clean = sum(audit.status is Status.VERIFIED for audit in contents.audits)
     sentence = f"{total:,} identities"
     if planted:
         caught = sum(audit.as_expected for audit in planted)
         sentence += f"; {caught} of {len(planted)} planted {_plural('defect', len(planted))} found"
-    if strange:
-        sentence += f"; look at {strange[0]}"
+    if unexpected:
+        sentence += f"; look at {unexpected[0]}"
     unknown = any(audit.status is Status.INCONCLUSIVE for audit in contents.audits)
     return Headline(
         label="Gradient audits",
         figure=f"{clean} of {len(contents.audits) - len(planted)} clean",
         sentence=sentence,
-        status=Status.VERIFIED if not strange else Status.INCONCLUSIVE if unknown else Status.REFUTED,
+        status=Status.VERIFIED if not unexpected else Status.INCONCLUSIVE if unknown else Status.REFUTED,
     )
 
 

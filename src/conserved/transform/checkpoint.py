@@ -34,7 +34,7 @@ _HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _StoredTensor:
     file: Path
     start: int
     size: int
@@ -57,20 +57,24 @@ class Checkpoint(Weights):
 
     def __init__(self, folder: str | Path, into: str | Path | None = None, known: Iterable[str] = ()) -> None:
         self.folder, self.into = Path(folder), None if into is None else Path(into)
-        self._places: dict[str, _Place] = {}
+        self._stored_tensors: dict[str, _StoredTensor] = {}
         for file in _files(self.folder):
-            places = _header(file)
-            twice = next((name for name in places if name in self._places), None)
+            stored = _header(file)
+            twice = next((name for name in stored if name in self._stored_tensors), None)
             if twice is not None:
-                both = f"{self._places[twice].file.name} and {file.name}"
+                both = f"{self._stored_tensors[twice].file.name} and {file.name}"
                 raise UnmovableError(
-                    f"{twice} is in {both}, and it is not said which is loaded. Remove one of the files."
+                    f"{twice} is in {both}, and nothing says which is loaded. Remove one of the files."
                 )
-            self._places |= places
+            self._stored_tensors |= stored
         self._known = frozenset(known)
-        self._names = {name: stored_name for name in self._known if (stored_name := self._found(name)) is not None}
+        self._names = {
+            name: stored_name for name in self._known if (stored_name := self._stored_name(name)) is not None
+        }
         stored_names = set(self._names.values())
-        self._strangers = [name for name in self._places if name not in stored_names] if self._names else []
+        self._unexpected_names = (
+            [name for name in self._stored_tensors if name not in stored_names] if self._names else []
+        )
         self.state = {}
         self.written = []
         self.read_bytes = 0
@@ -80,21 +84,21 @@ class Checkpoint(Weights):
             self._tidy = finalize(self, shutil.rmtree, self.staging, ignore_errors=True)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._stored_tensors)
 
-    def _found(self, name: str) -> str | None:
+    def _stored_name(self, name: str) -> str | None:
         """Return the name in the files: itself, or the only one that differs by the name of an outer module."""
-        if name in self._places:
+        if name in self._stored_tensors:
             return name
         near = [
             other
-            for other in self._places
+            for other in self._stored_tensors
             if (other.endswith(f".{name}") or name.endswith(f".{other}")) and other not in self._known
         ]
         return near[0] if len(near) == 1 else None
 
-    def _place(self, name: str) -> _Place:
-        return self._places[self._names.get(name, name)]
+    def _stored_tensor(self, name: str) -> _StoredTensor:
+        return self._stored_tensors[self._names.get(name, name)]
 
     def movable(self, name: str, symmetry: Symmetry) -> None:
         """Refuse a tensor that cannot be moved.
@@ -106,14 +110,14 @@ class Checkpoint(Weights):
         Raises:
             UnmovableError: no file holds it, its shape differs from the model's, or a quantiser stores it as codes.
         """
-        stored_name = self._names.get(name) or self._found(name)
+        stored_name = self._names.get(name) or self._stored_name(name)
         if stored_name is None:
             raise UnmovableError(
                 f"{symmetry.name} moves {name}, which no file in {self.folder} holds: the library renames or joins "
                 "tensors when it loads them. Load the model and equalise it in memory (on the command line: --load)."
             )
         self._names[name] = stored_name
-        entry = self._places[stored_name]
+        entry = self._stored_tensors[stored_name]
         views = [leg.view for leg in symmetry.legs if leg.view.parameter == name]
         if any(view.shape != entry.shape for view in views):
             raise UnmovableError(
@@ -134,7 +138,7 @@ class Checkpoint(Weights):
         Returns:
             A new tensor in the stored precision.
         """
-        entry = self._place(name)
+        entry = self._stored_tensor(name)
         with entry.file.open("rb") as file:
             file.seek(entry.start)
             data = bytearray(file.read(entry.size))
@@ -168,14 +172,16 @@ class Checkpoint(Weights):
             raise UnmovableError(
                 f"{self.into} has been written; open it as a checkpoint of its own to move it further."
             )
-        rounded = {name: self.rounded(name, tensor, TYPES[self._place(name).code]) for name, tensor in work.items()}
+        rounded = {
+            name: self.rounded(name, tensor, TYPES[self._stored_tensor(name).code]) for name, tensor in work.items()
+        }
         for name, tensor in rounded.items():
             targets = [self._names.get(name, name), *self._tied_copies(name)]
             self.written += targets
             if self.staging is None:
                 continue
             for target in targets:
-                entry = self._places[target]
+                entry = self._stored_tensors[target]
                 with (self.staging / entry.file.name).open("r+b") as file:
                     file.seek(entry.start)
                     file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -198,11 +204,11 @@ class Checkpoint(Weights):
             self.staging = None
 
     def _tied_copies(self, name: str) -> list[str]:
-        entry = self._place(name)
+        entry = self._stored_tensor(name)
         alike = [
             other
-            for other in self._strangers
-            if (self._places[other].shape, self._places[other].code) == (entry.shape, entry.code)
+            for other in self._unexpected_names
+            if (self._stored_tensors[other].shape, self._stored_tensors[other].code) == (entry.shape, entry.code)
         ]
         return [other for other in alike if torch.equal(self.stored(other), self.stored(name))]
 
@@ -236,7 +242,7 @@ def _files(folder: Path) -> list[Path]:
     return [file for file in files if file.name in listed]
 
 
-def _header(file: Path) -> dict[str, _Place]:
+def _header(file: Path) -> dict[str, _StoredTensor]:
     """Return where each tensor of a file lies."""
     size = file.stat().st_size
     with file.open("rb") as opened:
@@ -259,7 +265,7 @@ def _header(file: Path) -> dict[str, _Place]:
         bad = code in TYPES and last - first != prod(shape) * TYPES[code].itemsize
         if not 0 <= first <= last <= size - 8 - length or bad:
             raise UnmovableError(f"{file}: {name} does not lie within the file.")
-        result[name] = _Place(file, 8 + length + first, last - first, shape, code)
+        result[name] = _StoredTensor(file, 8 + length + first, last - first, shape, code)
     return result
 
 

@@ -248,7 +248,7 @@ def _go_round(
     totals: dict[Symmetry, Tensor] = {}
     active = list(members)
     rounds, furthest = 0, 1.0
-    while rounds < chooser.sweeps and furthest >= chooser.settled:
+    while rounds < chooser.sweeps and furthest >= chooser.tolerance:
         rounds, furthest = rounds + 1, 0.0
         for symmetry in list(active):
             try:

@@ -22,8 +22,8 @@ class Objective(ABC):
 
     sweeps: int = 50
     """How often to go round at the most."""
-    settled: float = 1e-9
-    """Elements that differ from the identity by less than this move nothing any more."""
+    tolerance: float = 1e-9
+    """Elements that differ from the identity by less than this count as the identity."""
     precision: torch.dtype = torch.float64
     """The least precision that elements are looked for in; they are applied in float64 whatever it is."""
 
@@ -137,7 +137,7 @@ class Range(Objective):
     """
 
     sweeps = 20
-    settled = 1e-2
+    tolerance = 1e-2
     precision = torch.float32
 
     def applies(self, symmetry: Symmetry) -> bool:
