@@ -183,20 +183,22 @@ def diagnose(defect: Defect, precision: torch.dtype, laws: conserved.LawSet) -> 
 
 
 def main() -> None:
-    """Diagnose every defect in both precisions."""
+    """Diagnose every defect in both precisions; save after each."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--precisions", default="float32,bfloat16")
+    parser.add_argument("--name", default="diagnosed_defects")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     torch.manual_seed(0)
     tokens = torch.randint(8192, (2, 64))
     laws = conserved.recognize(Decoder(), tokens)
-    rows = []
-    for precision in (torch.float32, torch.bfloat16):
+    rows: list[dict[str, str]] = []
+    for precision in chosen.precisions.split(","):
         for defect in (*written(), *kernels(), *programs()):
-            status, origin = diagnose(defect, precision, laws)
+            status, origin = diagnose(defect, getattr(torch, precision), laws)
             rows.append(
                 {
-                    "precision": str(precision).removeprefix("torch."),
+                    "precision": precision,
                     "defect": defect.name,
                     "origin": defect.origin.name,
                     "status": status,
@@ -205,12 +207,12 @@ def main() -> None:
             )
             if origin != defect.origin.name:
                 print(rows[-1])
-    right = sum(row["origin"] == row["named"] for row in rows)
-    refuted = sum(row["status"] == "refuted" for row in rows)
+            right = sum(row["origin"] == row["named"] for row in rows)
+            refuted = sum(row["status"] == "refuted" for row in rows)
+            if chosen.out:
+                record = {"commit": commit(), "machine": machine(), "right": right, "refuted": refuted, "rows": rows}
+                save(chosen.name, record, chosen.out)
     print(f"{len(rows)} defects: {refuted} refuted, {right} named rightly")
-    if chosen.out:
-        record = {"commit": commit(), "machine": machine(), "right": right, "refuted": refuted, "rows": rows}
-        save("diagnosed_defects", record, chosen.out)
 
 
 if __name__ == "__main__":

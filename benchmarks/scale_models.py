@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Rows = slice | tuple[slice, ...]
+"""Which entries of a tensor are made wrong, as an index."""
+
 WIDTHS: dict[str, tuple[int, int, int, int, int]] = {
     "2M": (192, 512, 3, 6, 3),
     "40M": (384, 1024, 8, 6, 3),
@@ -183,7 +186,7 @@ def _named(model: nn.Module, *parts: str) -> str:
     return names[len(names) // 2]
 
 
-def _rows(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+def _rows(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     width, _, _, heads, _ = WIDTHS[size]
     head = width // heads
     found = {
@@ -197,22 +200,27 @@ def _rows(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
     return found
 
 
-def _llama_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+def _llama_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     up = _named(model, "up_proj.weight")
     return _rows(model, size) | {"up": (up, slice(None)), "one row of up": (up, slice(3, 4))}
 
 
-def _mixtral_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+def _mixtral_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     router = next(
         name
         for name, p in reversed([*model.named_parameters()])
         if p.ndim == 2 and p.shape[0] == 4 and "layers" in name
     )
+    experts = {name: p for name, p in model.named_parameters() if name.endswith("experts.gate_up_proj")}
+    found = _rows(model, size)
+    if experts:
+        name, weights = [*experts.items()][len(experts) // 2]
+        found["up"] = (name, (slice(1, 2), slice(weights.shape[1] // 2, None)))
     # A factor on all of a router's gradient keeps its sum zero: one expert's row is what its law sees.
-    return _rows(model, size) | {"router, one expert": (router, slice(1, 2))}
+    return found | {"router, one expert": (router, slice(1, 2))}
 
 
-def _gpt2_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+def _gpt2_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     return {
         "gain": (_named(model, "ln_1.weight"), slice(None)),
         "output projection": (_named(model, "attn.c_proj.weight"), slice(None)),
@@ -220,7 +228,7 @@ def _gpt2_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
     }
 
 
-def _litgpt_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+def _litgpt_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     width, _, _, heads, groups = WIDTHS[size]
     head = width // heads
     qkv, up = _named(model, ".qkv.weight"), _named(model, "mlp.fc_2.weight")
@@ -235,7 +243,7 @@ def _litgpt_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]
     }
 
 
-def _hand_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+def _hand_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     width, _, _, heads, _ = WIDTHS[size]
     head = width // heads
     up = _named(model, ".up.weight")

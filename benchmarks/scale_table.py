@@ -1,13 +1,10 @@
-r"""Teeth, silence and bit flips of audits at the size people train, on models of three makers.
+r"""Teeth and silence of audits at the size people train, on models of three makers.
 
     python benchmarks/scale_table.py table --cells llama:125M:bf16,litgpt:125M:autocast --seconds 200 --out $OUT
     python benchmarks/scale_table.py clean --cells llama:2M:bf16:256000 --passes 300 --seconds 100 --out $OUT
-    python benchmarks/scale_table.py flips --cells llama:125M:bf16 --flips 1000 --seconds 100 --out $OUT
 
 `table`: wrong factors on parts of a gradient, audited by weights and gradients alone, with a replay, and beside the
-reference form. `clean`: right passes in eight regimes and seven losses; none may be refuted. `flips`: bits of entries
-of gradients, and of gradients inside the backward pass, by the share of the gradient that they change, with spikes of
-norms beside it. Results are written after every cell, so that a limit on time loses nothing.
+reference XX
 
 On an accelerator, what the tables of `docs/audit.md` still lack is measured by these commands, about ten minutes each.
 litgpt is imported from PYTHONPATH if it is not installed.
@@ -20,18 +17,15 @@ litgpt is imported from PYTHONPATH if it is not installed.
       --out $OUT
     python benchmarks/scale_table.py table --name _all --cells llama:2M:bf16,llama:2M:fp16,llama:125M:float32,\
       hand:125M:bf16,mixtral:125M:autocast,litgpt:125M:bf16,llama:0.5B:autocast,llama:1.4B:bf16,llama:8B:bf16 --out $OUT
-    python benchmarks/scale_table.py flips --cells llama:125M:bf16,llama:125M:float32,llama:1.4B:bf16 --flips 1000 \
-      --seconds 550 --cell-seconds 180 --out $OUT
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,15 +39,19 @@ from torch.utils.checkpoint import checkpoint
 
 import conserved
 from conserved.auditing.gradient_peaks import PeakHistory
-from conserved.auditing.reference_form import AS_RUN, PassForm
-from conserved.auditing.replay import ClosureReplay
 from measure import save
-from scale_models import MAKERS
+from scale_models import MAKERS, Rows
 
 FACTORS = (1.02, 1.05, 1.1, 1.5, 2.0, 0.0, -1.0)
 LETTERS = {"refuted": "R", "inconclusive": "?", "verified": "."}
 SCALE = 2.0**12
 """Of the loss in float16, as a scaler would have it; gradients are audited before they are unscaled."""
+
+PARTS = ("one row of up", "embedding rows", "router, one expert", "positions")
+"""Targets that are a part of a leg of their identity."""
+
+Store = Callable[[dict[str, Any]], None]
+"""Saves what a cell has found so far."""
 
 LOSSES = ("plain", "label smoothing", "z-loss", "ignored labels", "chunked", "checkpointed", "sum")
 
@@ -168,12 +166,12 @@ def _train(cell: Cell, optimizer: torch.optim.Optimizer, draw: Callable[[], Tens
         optimizer.step()
 
 
-def table(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, Any]:
     """Wrong factors on parts of the gradient of one pass, fresh and after 20 steps."""
     generator = torch.Generator().manual_seed(cell.seed)
     found: dict[str, Any] = {"planted": {}, "sensitivity": {}, "clean": {}, "seconds": {}}
     began = time.perf_counter()
-    for regime in ("fresh", "20 steps"):
+    for regime in options.regimes.split(","):
         if regime == "20 steps":
             if cell.parameters > 3e9 or time.perf_counter() - began > options.cell_seconds:
                 break
@@ -201,26 +199,40 @@ def table(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
         found["sensitivity"][regime] = dict(alone.sensitivity.families)
         found["planted"][regime] = {}
         for target, (name, rows) in MAKERS[cell.maker].targets(cell.model, cell.size).items():
-            gradient = cell.model.get_parameter(name).grad
-            assert gradient is not None
-            kept = gradient[rows].clone()
-            said: dict[str, str] = {"alone": "", "replayed": "", "compared": ""}
-            part = target in ("one row of up", "embedding rows", "router, one expert")
-            for factor in FACTORS:
-                gradient[rows] = kept * factor
-                said["alone"] += LETTERS[cell.audit(None, sized=False).verdict.status.value]
-                # A replay takes several passes: of factors that audits alone refute, the ends and 1.05 have to do.
-                asked = factor in (1.02, 1.05, -1.0) or said["alone"][-1] != "R"
-                asked = asked and (cell.parameters < 3e9 or factor in (1.02, -1.0))
-                said["replayed"] += LETTERS[cell.audit(tokens, sized=False).verdict.status.value] if asked else "-"
-                if part and cell.parameters < 3e9 and factor in (1.02, 1.05):
-                    again = cell.audit(tokens, sized=False, reference=True)
-                    said["compared"] += LETTERS[again.verdict.status.value]
-                gradient[rows] = kept
+            if time.perf_counter() - began > options.cell_seconds:
+                print(f"not planted for lack of time: {target}, {regime}", flush=True)
+                continue
+            said = _planted(cell, tokens, target, name, rows)
             legs = [size for (_, parameter), size in alone.sensitivity.legs.items() if parameter == name]
             found["planted"][regime][target] = said | {"stated": min(legs, default=None)}
             print(regime, target, found["planted"][regime][target], f"{time.perf_counter() - began:.0f} s", flush=True)
+            store(found)
     return found
+
+
+def _planted(cell: Cell, tokens: Tensor, target: str, name: str, rows: Rows) -> dict[str, str]:
+    """Return what is said of each factor by an audit alone, with a replay, and beside the reference form.
+
+    Replays take several passes. Of factors that an audit alone refutes, the ends have to do; of parts of a leg, three
+    factors with a replay and two beside the reference form.
+    """
+    gradient = cell.model.get_parameter(name).grad
+    assert gradient is not None
+    kept = gradient[rows].clone()
+    said = {"alone": "", "replayed": "", "compared": ""}
+    part = target in PARTS
+    for factor in FACTORS:
+        gradient[rows] = kept * factor
+        said["alone"] += LETTERS[cell.audit(None, sized=False).verdict.status.value]
+        asked = factor in ((1.02, 1.05, -1.0) if part else (1.02, -1.0)) or (not part and said["alone"][-1] != "R")
+        asked = asked and (cell.parameters < 3e9 or factor in (1.02, -1.0))
+        said["replayed"] += LETTERS[cell.audit(tokens, sized=False).verdict.status.value] if asked else "-"
+        if part and cell.parameters < 3e9:
+            compare = factor in (1.02, 1.05)
+            again = cell.audit(tokens, sized=False, reference=True) if compare else None
+            said["compared"] += "-" if again is None else LETTERS[again.verdict.status.value]
+    gradient[rows] = kept
+    return said
 
 
 def _costs(cell: Cell, tokens: Tensor) -> dict[str, float]:
@@ -249,7 +261,7 @@ def _costs(cell: Cell, tokens: Tensor) -> dict[str, float]:
     return found
 
 
-def clean(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+def clean(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, Any]:
     """Right passes; what was said of them, by regime, and the families that were left open."""
     generator = torch.Generator().manual_seed(cell.seed)
     said: Counter[str] = Counter()
@@ -258,6 +270,7 @@ def clean(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     reasons: Counter[str] = Counter()
     each = max(options.passes // 8, 1)
     largest, imprecise, began = 0.0, 0, time.perf_counter()
+    result: dict[str, Any] = {}
     for regime, draw in regimes(cell, generator, trained=cell.parameters < 3e9):
         for number in range(each):
             if time.perf_counter() - began > options.cell_seconds:
@@ -286,191 +299,51 @@ def clean(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
                 names = ",".join(sorted({row.family for row in first.failures}))
                 words = f"{first.failures[0].residual:.3g} {first.verdict.message[:200]}"
                 reasons[f"ALONE {regime}, {how}: refuted ({names}) {words}"] += 1
-    return {
-        "replayed": said,
-        "alone": alone,
-        "compared": compared,
-        "largest difference over 6 σ": largest,
-        "gradients explained by nearby weights": imprecise,
-        "reasons": reasons,
-    }
-
-
-class KeptReplay(ClosureReplay):
-    """A replay whose gradients are computed once: a flip does not change what the pass gives when it is run again."""
-
-    def __init__(self, model: nn.Module, closure: Callable[[], Tensor]) -> None:
-        super().__init__(model, closure)
-        self._kept: dict[Any, dict[str, Tensor]] = {}
-
-    def gradients(
-        self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: PassForm = AS_RUN
-    ) -> dict[str, Tensor]:
-        key = (scale, form)
-        if key not in self._kept:
-            self._kept[key] = super().gradients(dict(self.model.named_parameters()), scale=scale, form=form)
-        return {name: self._kept[key][name].clone() for name in parameters}
-
-
-BINS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e3, math.inf)
-
-
-def _bin(size: float) -> str:
-    return "not finite" if size != size else next(f"below {edge:g}" for edge in BINS if not size > edge)
-
-
-def flipped(value: Tensor, bit: int) -> Tensor:
-    """A number with one of its bits turned around."""
-    kind = torch.int32 if value.dtype == torch.float32 else torch.int16
-    top = 31 if kind == torch.int32 else 15
-    mask = torch.tensor([-(1 << top) if bit == top else 1 << bit], dtype=kind, device=value.device)
-    return (value.detach().reshape(1).view(kind) ^ mask).view(value.dtype)[0]
-
-
-@dataclass(eq=False)
-class Norms:
-    """Norms of gradients over clean steps, and whether later ones are spikes of five deviations."""
-
-    history: list[NDArray] = field(default_factory=list)
-
-    def read(self, model: nn.Module) -> Any:
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32)).double().cpu().numpy()
-        return np.append(norms, np.linalg.norm(norms))
-
-    def spikes(self, now: Any) -> tuple[bool, bool]:
-        """Whether the norm of any tensor, and that of all of them, is a spike."""
-        past = np.log(np.maximum(np.stack(self.history), 1e-30))
-        far = np.log(np.maximum(now, 1e-30)) > past.mean(0) + 5 * np.maximum(past.std(0), 1e-6)
-        far |= ~np.isfinite(now)
-        return bool(far[:-1].any()), bool(far[-1])
-
-
-NDArray = Any
-
-
-def flips(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
-    """Flip bits in gradients, and in gradients inside of the backward pass; count who sees them, by relative size."""
-    generator, rng = torch.Generator().manual_seed(cell.seed), np.random.default_rng(cell.seed)
-    draw = partial(cell.tokens, generator, 2, 256 if cell.device == "cuda" else 24, 2000)
-    peaks, norms, alarms = PeakHistory(), Norms(), 0
-    laws = cell.laws["cross_entropy"]
-    began = time.perf_counter()
-    count = 0
-    while count < max(options.flips, 8) and (count < 8 or time.perf_counter() - began < options.cell_seconds / 4):
-        tokens = draw()
-        cell.backward(tokens)
-        replay = ClosureReplay(cell.model, partial(cell.loss, tokens))
-        one = conserved.audit(cell.model, laws, replay=replay, precision=cell.kind, sized=False, peaks=peaks)
-        alarms += bool(one.failures or one.corrupted)
-        if count < 20:
-            norms.history.append(norms.read(cell.model))
-        count += 1
-    tokens = draw()
-    cell.backward(tokens)
-    replay = KeptReplay(cell.model, partial(cell.loss, tokens))
-    clean_gradients = {n: p.grad.clone() for n, p in cell.model.named_parameters() if p.grad is not None}
-    named = [(n, p) for n, p in cell.model.named_parameters() if p.grad is not None]
-    weights = np.array([p.numel() for _, p in named], dtype=np.float64) ** 0.5
-    counts: dict[str, dict[str, Counter[str]]] = {"gradients": {}, "inside": {}}
-    subsets: dict[str, Any] = {}
-
-    def look(where: str, size: float, name: str | None) -> None:
-        if name is None:
-            some = laws
-        else:
-            if name not in subsets:
-                subsets[name] = laws.select(partial(_moves, name))
-            some = subsets[name]
-        found = conserved.audit(cell.model, some, replay=replay, precision=cell.kind, sized=False, peaks=peaks)
-        bins = counts[where].setdefault(_bin(size), Counter())
-        tensor, everything = norms.spikes(norms.read(cell.model))
-        bins["all"] += 1
-        bins["identity"] += bool(found.failures)
-        bins["entry"] += bool(found.corrupted)
-        infinite = any(item.trouble == "not finite" for item in found.findings)
-        bins["seen"] += bool(found.failures or found.corrupted or infinite)
-        bins["5 σ of a tensor's norm"] += tensor
-        bins["5 σ of the global norm"] += everything
-
-    begin = time.perf_counter()
-    for _ in range(options.flips):
-        if time.perf_counter() - begin > options.cell_seconds / 3:
-            break
-        name, parameter = named[rng.choice(len(named), p=weights / weights.sum())]
-        gradient = parameter.grad
-        assert gradient is not None
-        flat, norm = gradient.view(-1), float(gradient.float().norm())
-        place = int(rng.integers(flat.numel()))
-        kept = flat[place].clone()
-        wrong = flipped(kept, int(rng.integers(32 if kept.dtype == torch.float32 else 16)))
-        flat[place] = wrong
-        look("gradients", abs(float(wrong) - float(kept)) / norm if norm else math.inf, name)
-        flat[place] = kept
-    begin = time.perf_counter()
-    modules = [m for m in cell.model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
-    for _ in range(options.flips):
-        if time.perf_counter() - begin > options.cell_seconds / 3:
-            break
-        handle = modules[int(rng.integers(len(modules)))].register_forward_hook(_corrupt(rng))
-        cell.backward(tokens)
-        handle.remove()
-        size = _largest_change(clean_gradients, dict(cell.model.named_parameters()))
-        look("inside", size, None)
-    return {"clean steps": count, "alarms in clean steps": alarms, "flips": counts}
-
-
-def _largest_change(clean: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> float:
-    """The largest change of a gradient, as a share of its norm."""
-    now = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    names = [name for name in clean if name in now]
-    difference = [now[name] - clean[name] for name in names]
-    moved = torch.stack(torch._foreach_norm(difference, 2, torch.float32))
-    sizes = torch.stack(torch._foreach_norm([clean[name] for name in names], 2, torch.float32))
-    return float((moved / sizes.clamp_min(1e-30)).max())
-
-
-def _moves(name: str, symmetry: conserved.Symmetry) -> bool:
-    return name in symmetry.parameters
-
-
-def _corrupt(rng: np.random.Generator) -> Callable[..., None]:
-    """A forward hook after which one entry of the gradient of the output has a flipped bit."""
-
-    def corrupt(gradient: Tensor) -> Tensor:
-        wrong = gradient.clone()
-        flat = wrong.view(-1)
-        place = int(rng.integers(flat.numel()))
-        flat[place] = flipped(flat[place], int(rng.integers(32 if flat.dtype == torch.float32 else 16)))
-        return wrong
-
-    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(corrupt)
-
-    return hook
+        result = {
+            "replayed": said,
+            "alone": alone,
+            "compared": compared,
+            "largest difference over 6 σ": largest,
+            "gradients explained by nearby weights": imprecise,
+            "reasons": reasons,
+        }
+        store(result)
+    return result
 
 
 def main() -> None:
     """Run every cell until the time is over."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["table", "clean", "flips"])
+    parser.add_argument("what", choices=["table", "clean"])
     parser.add_argument("--cells", required=True, help="maker:size:precision[:vocabulary[:tied]], separated by commas")
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--cell-seconds", type=float, default=60.0)
     parser.add_argument("--passes", type=int, default=160)
     parser.add_argument("--compare-every", type=int, default=20, help="passes from one comparison to the next")
-    parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--costs", action="store_true", help="time audits and passes too; means something alone only")
+    parser.add_argument("--regimes", default="fresh,20 steps", help="of tables")
+    parser.add_argument("--free", type=float, default=0.0, help="GB of the device that each cell waits for")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--name", default="")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    began, done = time.perf_counter(), []
+    began, done = time.perf_counter(), list[dict[str, Any]]()
+    arguments = {key: str(value) for key, value in vars(chosen).items()}
+
+    def store(record: dict[str, Any]) -> None:
+        if chosen.out:
+            name = f"scale_{chosen.what}{chosen.name}"
+            cells = {"factors": FACTORS, "arguments": arguments, "cells": [*done, record]}
+            save(name, cells, chosen.out)
+
     for text in chosen.cells.split(","):
         maker, size, precision, *rest = text.split(":")
         vocabulary = int(rest[0]) if rest else 128256 if size == "8B" else 32000
+        while device == "cuda" and torch.cuda.mem_get_info()[0] < chosen.free * 1e9:
+            if time.perf_counter() - began > chosen.seconds:
+                break
+            time.sleep(1)
         if time.perf_counter() - began > chosen.seconds:
             print(f"not run for lack of time: {text}")
             continue
@@ -480,23 +353,22 @@ def main() -> None:
         try:
             cell.build()
             record |= {"parameters": cell.parameters, "families": dict(_families(cell.laws["cross_entropy"]))}
-            record |= {"table": table, "clean": clean, "flips": flips}[chosen.what](cell, chosen)
+            kept = partial(_store_with, store, record)
+            record |= {"table": table, "clean": clean}[chosen.what](cell, chosen, kept)
         except Exception as problem:
             record["error"] = f"{type(problem).__name__}: {problem}"[:400]
         record["took"] = time.perf_counter() - start
-        done.append(record)
         print(record, flush=True)
-        if chosen.out:
-            name = f"scale_{chosen.what}{chosen.name}"
-            save(
-                name,
-                {"factors": FACTORS, "arguments": {k: str(v) for k, v in vars(chosen).items()}, "cells": done},
-                chosen.out,
-            )
+        store(record)
+        done.append(record)
         del cell
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _store_with(store: Store, record: dict[str, Any], found: dict[str, Any]) -> None:
+    store(record | found | {"unfinished": True})
 
 
 def _families(laws: Any) -> Counter[str]:
