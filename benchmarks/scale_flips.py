@@ -345,7 +345,8 @@ def main() -> None:
         maker, size, precision, *rest = text.split(":")
         began = time.perf_counter()
         record: dict[str, Any] = {"cell": text, "seed": chosen.seed}
-        run = None
+        run: Run | None = None
+        cell: Cell | None = None
         try:
             cell = Cell(maker, size, precision, int(rest[0]) if rest else 32000, device, chosen.seed)
             cell.build()

@@ -212,7 +212,7 @@ def _mixtral_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]
         if p.ndim == 2 and p.shape[0] == 4 and "layers" in name
     )
     experts = {name: p for name, p in model.named_parameters() if name.endswith("experts.gate_up_proj")}
-    found = _rows(model, size)
+    found: dict[str, tuple[str, Rows]] = {**_rows(model, size)}
     if experts:
         name, weights = [*experts.items()][len(experts) // 2]
         found["up"] = (name, (slice(1, 2), slice(weights.shape[1] // 2, None)))
