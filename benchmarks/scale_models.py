@@ -189,7 +189,7 @@ def _named(model: nn.Module, *parts: str) -> str:
 def _rows(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     width, _, _, heads, _ = WIDTHS[size]
     head = width // heads
-    found = {
+    found: dict[str, tuple[str, Rows]] = {
         "key head": (_named(model, "k_proj.weight"), slice(0, head)),
         "value head": (_named(model, "v_proj.weight"), slice(0, head)),
         "gain": (_named(model, "input_layernorm.weight"), slice(None)),
