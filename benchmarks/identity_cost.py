@@ -1,6 +1,11 @@
-"""What each identity of a step costs: thread time of every check, in one run with all of them on, by size of the model.
+"""What each identity of a step costs alone: a step with it over a step without, in turns within one process.
 
-python benchmarks/identity_cost.py --out benchmarks/results
+    python benchmarks/identity_cost.py --out benchmarks/results
+    python benchmarks/identity_cost.py --device cuda --sizes 125M --out benchmarks/results
+
+Every identity is asked in every step, also those that the time budget of a monitor would leave out. "with budget" is a
+set of all identities as a monitor holds them. On a processor, seconds are those of the thread; on a GPU, wall seconds
+up to its last kernel.
 """
 
 from __future__ import annotations
@@ -8,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,10 +24,13 @@ from torch import nn
 
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities
+from conserved.tracking.identities.step_identities import standard_identities
 from measure import commit, machine, save
 
-SIZES = {"0.3 M": (64, 2, 1_000), "6 M": (256, 4, 8_000), "40 M": (512, 6, 32_000)}
+SIZES = {"0.3M": (64, 2, 1_000), "6M": (256, 4, 8_000), "40M": (512, 6, 32_000), "125M": (768, 12, 26_000)}
 """Width, layers and vocabulary."""
+
+TOKENS = {"cpu": (2, 64), "cuda": (8, 512)}
 
 
 def decoder(width: int, layers: int, vocabulary: int) -> Any:
@@ -33,60 +42,97 @@ def decoder(width: int, layers: int, vocabulary: int) -> Any:
     )  # fmt: skip
 
 
-def measured(name: str, steps: int) -> dict[str, Any]:
-    """Train with all identities and without laws; return milliseconds a step of every check, and of the step."""
-    width, layers, vocabulary = SIZES[name]
-    torch.manual_seed(0)
-    model = decoder(width, layers, vocabulary)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    identities = StepIdentities(model, model, [optimizer], Boundary(strict=True))
-    # Every check in every step, also those that the budget would leave out.
-    identities._within_budget = lambda: True  # type: ignore[method-assign]
-    rows: list[dict[str, float]] = []
-    times = []
-    for _ in range(steps):
-        before, began = dict(identities.seconds), time.thread_time()
-        x = torch.randint(vocabulary, (2, 64))
-        optimizer.zero_grad()
-        F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
-        identities.before_optimizer(optimizer, closure=False)
-        optimizer.step()
-        identities.after_optimizer(optimizer)
-        identities.after_step()
-        spent = {key: identities.seconds[key] - before[key] for key in before}
-        rows.append(spent)
-        times.append(time.thread_time() - began - sum(spent.values()))
+class Training:
+    """A model in training, of which single steps are timed."""
+
+    def __init__(self, name: str, device: str) -> None:
+        torch.manual_seed(0)
+        self.device, self.vocabulary = device, SIZES[name][2]
+        self.model = decoder(*SIZES[name]).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+    def seconds(self, identities: StepIdentities | None) -> float:
+        """Make one step and return the seconds it took."""
+        x = torch.randint(self.vocabulary, TOKENS[self.device], device=self.device)
+        began = self._now()
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            loss = F.cross_entropy(self.model(x).flatten(0, 1), x.flatten())
+        loss.backward()
+        if identities is not None:
+            identities.before_optimizer(self.optimizer, closure=False)
+        self.optimizer.step()
+        if identities is not None:
+            identities.after_optimizer(self.optimizer)
+            identities.after_step()
+        return self._now() - began
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.thread_time()
+
+
+def compare(bare: Training, watched: Training, identities: StepIdentities, steps: int) -> dict[str, float]:
+    """Return what identities add to a step, in milliseconds and as a share; their first step by itself."""
+    first = watched.seconds(identities)
+    without, added = [], []
+    for number in range(steps):
+        # In pairs, so that what else the machine does meets both; who is first changes.
+        own = watched.seconds(identities) if number % 2 else None
+        without.append(bare.seconds(None))
+        added.append((watched.seconds(identities) if own is None else own) - without[-1])
     identities.close()
-    alarms = len(identities.take_alarms())
-    step = median(times[2:])
-    checks = {key: 1e3 * median([row[key] for row in rows[2:]]) for key in rows[0]}
-    first = {key: 1e3 * rows[0][key] for key in rows[0]}
-    parameters = sum(p.numel() for p in model.parameters())
-    result = {
-        "parameters": parameters,
-        "step ms": 1e3 * step,
-        "check ms": checks,
-        "first step ms": first,
-        "alarms": alarms,
+    return {
+        "step ms": 1e3 * median(without),
+        "added ms": 1e3 * median(added),
+        "share": median(added) / median(without),
+        "first step ms": 1e3 * (first - median(without)),
+        "alarms": len(identities.take_alarms()),
     }
-    print(name, f"{parameters / 1e6:.1f} M, step {1e3 * step:.1f} ms, {alarms} alarms")
-    for key, value in sorted(checks.items(), key=lambda item: -item[1]):
-        print(f"  {key:24s} {value:8.3f} ms  {value / step / 10:6.2f} %   first {first[key]:.1f} ms")
-    return result | {"alarms": alarms}
+
+
+def measured(name: str, device: str, steps: int, save_row: Callable[[str, dict[str, Any]], None]) -> None:
+    """Measure every identity alone, then all, then all within the budget of a monitor."""
+    bare, watched = Training(name, device), Training(name, device)
+    for training in (bare, watched, bare, watched):
+        training.seconds(None)
+    choices: dict[str, list[Any] | None] = {one.name: [one] for one in standard_identities()}
+    choices |= {"none": [], "all": None, "with budget": None}
+    for key, chosen in choices.items():
+        identities = StepIdentities(watched.model, watched.model, [watched.optimizer], Boundary(strict=True), chosen)
+        if key != "with budget":
+            identities._within_budget = lambda: True  # type: ignore[method-assign]
+        row = compare(bare, watched, identities, 4 * steps if key == "with budget" else steps)
+        save_row(f"{name} {key}", row | {"parameters": sum(p.numel() for p in bare.model.parameters())})
+        print(
+            f"{name} {key:24s} step {row['step ms']:8.2f} ms, added {row['added ms']:8.3f} ms = {row['share']:7.2%}, "
+            f"first {row['first step ms']:.1f} ms, {row['alarms']} alarms",
+            flush=True,
+        )
 
 
 def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES))
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--sizes", nargs="*", default=["0.3M", "6M", "40M"])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--name", default="identity_cost")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = {name: measured(name, given.steps) for name in given.sizes}
-    if given.out is not None:
-        record = {"commit": commit(), "machine": machine(), "load": os.getloadavg(), "sizes": rows}
-        print(save("identity_cost", record, given.out))
+    rows: dict[str, dict[str, Any]] = {}
+
+    def save_row(key: str, row: dict[str, Any]) -> None:
+        rows[key] = row
+        if given.out is not None:
+            record = {"commit": commit(), "machine": machine() | {"on": given.device}, "load": os.getloadavg()}
+            save(given.name, record | {"rows": rows}, given.out)
+
+    for name in given.sizes:
+        measured(name, given.device, given.steps, save_row)
 
 
 if __name__ == "__main__":
