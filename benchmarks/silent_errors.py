@@ -1,6 +1,10 @@
 """Silent errors of training and their correct twins, each with a default monitor: what is seen, when, and as what.
 
-python benchmarks/silent_errors.py --out benchmarks/results
+    python benchmarks/silent_errors.py --rows rows.jsonl --out benchmarks/results
+
+With `--rows` every row is written when it is there, and rows of the file are not run again. An error that raises no
+alarm counts as shown by a line where the lines that a monitor says at the start and at the end of the wrong run and of
+its twin differ in words, numbers left out.
 """
 
 from __future__ import annotations
@@ -67,14 +71,51 @@ def alarms_of(monitor: Monitor) -> list[dict[str, Any]]:
     ]
 
 
-def judge(one: Case, wrong: list[dict[str, Any]], right: list[dict[str, Any]]) -> dict[str, Any]:
+class Lines(logging.Handler):
+    """Keeps the lines that monitors say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        logger = logging.getLogger("conserved")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """Return the lines since the last call."""
+        taken, self.lines = self.lines, []
+        return taken
+
+
+def told_apart(wrong: list[str], right: list[str]) -> list[str]:
+    """Return parts of the lines of the wrong run that the right one has not, numbers and alarms left out."""
+
+    def parts(lines: list[str]) -> dict[str, str]:
+        pieces = [part.strip() for line in lines for part in line.removeprefix("conserved: ").split(";")]
+        return {re.sub(r"\d[\d.,e+-]*", "0", part): part for part in pieces}
+
+    known = parts(right)
+    usual = re.compile("laws|alarm|audit|ms a step|visible|see little|so far|took")
+    return [part for key, part in parts(wrong).items() if key not in known and not usual.search(part)]
+
+
+def judge(
+    one: Case, wrong: list[dict[str, Any]], right: list[dict[str, Any]], lines: tuple[list[str], list[str]]
+) -> dict[str, Any]:
     """Return what a monitor made of an error and of its twin."""
     named = [a for a in wrong if a["kind"] in one.kinds and re.search(one.words, a["message"], re.S)]
     return {
         "error": one.name,
         "source": one.source,
+        "module": one.program.__module__.removeprefix("error_programs."),
         "how": one.how,
         "why": one.why,
+        "line": told_apart(*lines),
         "seen": bool(wrong),
         "named": bool(named),
         "first alarm is the cause": bool(wrong) and bool(named) and wrong[0] in named,
@@ -86,24 +127,27 @@ def judge(one: Case, wrong: list[dict[str, Any]], right: list[dict[str, Any]]) -
 
 def run_alone(one: Case, seed: int = 0) -> dict[str, Any]:
     """Run an error and its twin in this process."""
-    results = []
+    listener = Lines()
+    results, lines = [], []
     for wrong in (True, False):
         torch.manual_seed(seed)
         results.append(alarms_of(one.program(wrong)))
-    return judge(one, *results)
+        lines.append(listener.take())
+    logging.getLogger("conserved").removeHandler(listener)
+    return judge(one, results[0], results[1], (lines[0], lines[1]))
 
 
 def _play(rank: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    logging.getLogger("conserved").setLevel(logging.ERROR)
+    listener = Lines()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for one in CASES:
         if one.processes == 2 and one.name in names:
             for wrong in (True, False):
                 found = alarms_of(one.program(wrong, rank))
                 path = Path(folder) / f"{names.index(one.name)}.{wrong}.{rank}"
-                path.write_text(json.dumps(found))
+                path.write_text(json.dumps([found, listener.take()]))
                 dist.barrier()
     dist.destroy_process_group()
 
@@ -115,9 +159,24 @@ def run_together(cases: list[Case]) -> list[dict[str, Any]]:
         start_processes(_play, args=(folder, names), nprocs=2, start_method="spawn")
         rows = []
         for index, one in enumerate(cases):
-            wrong, right = (json.loads((Path(folder) / f"{index}.{w}.0").read_text()) for w in (True, False))
-            rows.append(judge(one, wrong, right))
+            (wrong, said), (right, also) = (
+                json.loads((Path(folder) / f"{index}.{w}.0").read_text()) for w in (True, False)
+            )
+            rows.append(judge(one, wrong, right, (said, also)))
     return rows
+
+
+def outcome(row: dict[str, Any]) -> str:
+    """Return what is counted of a row."""
+    if row["twin"]:
+        return "twin alarmed"
+    if row["how"] != "default":
+        return row["how"]
+    if not row["seen"]:
+        return "shown by a line" if row["line"] else "not seen"
+    if not row["named"]:
+        return "misnamed"
+    return "late" if row["late"] > 1 else "named within one step"
 
 
 def main() -> None:
@@ -125,39 +184,42 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="a part of the names of errors")
     parser.add_argument("--modules", nargs="*", default=[], help="the modules of tests/error_programs to run")
+    parser.add_argument("--rows", type=Path, default=None, help="a file of rows that are there, to which others go")
+    parser.add_argument("--name", default="silent_errors")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    logging.getLogger("conserved").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     wanted = {f"error_programs.{name}" for name in given.modules}
     chosen = [one for one in CASES if given.only in one.name and (not wanted or one.program.__module__ in wanted)]
     began = time.perf_counter()
-    rows = [run_alone(one) for one in chosen if one.processes == 1]
-    together = [one for one in chosen if one.processes == 2]
-    rows += run_together(together) if together else []
-    for row in rows:
-        good = row["how"] != "default" or (row["named"] and row["late"] is not None and row["late"] <= 1)
-        if not good or row["twin"] or (row["how"] == "default" and not row["first alarm is the cause"]):
-            print(
-                row["error"],
-                row["late"],
-                [(a["step"], a["kind"], a["message"]) for a in row["alarms"]],
-                "TWIN",
-                row["twin"],
-            )
-    default = [row for row in rows if row["how"] == "default"]
-    counts = Counter(
-        "twin alarmed" if row["twin"] else "not seen" if not row["seen"] else "misnamed" if not row["named"]
-        else "late" if row["late"] > 1 else "named within one step"
-        for row in default
-    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    if given.rows is not None and given.rows.exists():
+        rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
+    done = {row["error"] for row in rows}
+
+    def keep(fresh: list[dict[str, Any]]) -> None:
+        rows.extend(fresh)
+        for row in fresh:
+            if outcome(row) != "named within one step" or not row["first alarm is the cause"]:
+                alarms = [(a["step"], a["kind"], a["message"]) for a in row["alarms"]]
+                print(f"{outcome(row)}: {row['error']}", alarms, row["line"], "TWIN", row["twin"], flush=True)
+        if given.rows is not None:
+            with given.rows.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in fresh)
+
+    for one in chosen:
+        if one.processes == 1 and one.name not in done:
+            keep([run_alone(one)])
+    together = [one for one in chosen if one.processes == 2 and one.name not in done]
+    keep(run_together(together) if together else [])
+    counts = Counter(map(outcome, rows))
     theirs = [row for row in rows if row["source"].startswith("TrainCheck:")]
     seen = sum(row["named"] for row in theirs)
     print(dict(counts), f"of TrainCheck's {len(theirs)}: {seen} by default", f"{time.perf_counter() - began:.0f} s")
     if given.out is not None:
         record = {"counts": counts, "traincheck": [len(theirs), seen], "load": os.getloadavg(), "rows": rows}
-        print(save("silent_errors", {"commit": commit(), "machine": machine()} | record, given.out))
+        print(save(given.name, {"commit": commit(), "machine": machine()} | record, given.out))
 
 
 if __name__ == "__main__":
