@@ -96,7 +96,8 @@ def told_apart(wrong: list[str], right: list[str]) -> list[str]:
     """Return parts of the lines of the wrong run that the right one has not, numbers and alarms left out."""
 
     def parts(lines: list[str]) -> dict[str, str]:
-        pieces = [part.strip() for line in lines for part in line.removeprefix("conserved: ").split(";")]
+        said = [line.removeprefix("conserved: ") for line in lines if line.startswith("conserved: ")]
+        pieces = [part.strip() for line in said for part in line.split(";")]
         return {re.sub(r"\d[\d.,e+-]*", "0", part): part for part in pieces}
 
     known = parts(right)
