@@ -35,12 +35,16 @@ from error_programs import (
     flows,
     frameworks,
     gradients,
+    habits,
+    kernels,
     loops,
     losses,
+    peers,
     processes,
     ranks,
     replicas,
     reports,
+    restarts,
     runs,
     settings,
     states,
@@ -52,6 +56,7 @@ from error_programs.case import CASES, Case
 PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
+    habits, kernels, restarts, peers,
 )  # fmt: skip
 """The modules that fill the table."""
 
