@@ -153,9 +153,7 @@ def largest_taken(wrong: bool, rank: int) -> Monitor:
     return train(model, adamw(model), between=share)
 
 
-@case(
-    "ranks leave out the reduction of a layer that they froze", *ANY, words="gradient|differ", at=3, processes=2
-)
+@case("ranks leave out the reduction of a layer that they froze", *ANY, words="gradient|differ", at=3, processes=2)
 def layer_left_out(wrong: bool, rank: int) -> Monitor:
     model = model_of(rank)
 
