@@ -3,6 +3,7 @@
 python benchmarks/run_campaign.py operators --device cpu --dtypes float32 --modes eager --samples 1
 python benchmarks/run_campaign.py compositions --count 500 --modes inductor --workers 16 --device cuda
 python benchmarks/run_campaign.py packages --device cpu
+PYTHONPATH=.carry python benchmarks/run_campaign.py kernels --device cuda --dtypes float32 bfloat16
 python benchmarks/run_campaign.py jax --device cpu
 python benchmarks/run_campaign.py optimizers
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -30,7 +32,7 @@ from typing import Any
 
 import torch
 
-from campaign import compositions, jax_table, operators, optimizers, package_table, planting
+from campaign import compositions, jax_table, kernel_table, operators, optimizers, package_table, planting
 from campaign.compositions import Program, shrunk
 from campaign.confirming import confirm, kinds_in, script
 from campaign.described import jax_target, torch_target
@@ -40,11 +42,10 @@ from conserved.checking import UncheckableError, check
 from measure import RESULTS, commit, machine, save
 
 HERE = Path(__file__).resolve().parent
-STUCK = 150.0
-"""Seconds without a new line after which a worker is taken to hang."""
-
 SHRINKING = 45.0
 """Seconds after which a program is not made smaller any more: every attempt compiles it again."""
+
+FAMILIES = ("operators", "compositions", "packages", "kernels", "jax", "planted", "optimizers")
 
 LOST_DEVICE = "CUDA error"
 """What an exception says after which a process cannot use its GPU again."""
@@ -62,11 +63,13 @@ def targets_of(chosen: argparse.Namespace) -> Iterator[Callable[[], Target]]:
         seeds = range(chosen.first, chosen.first + chosen.count)
         made: Iterable[Target] = (target for seed in seeds for target in planting.targets_of(seed, dtypes))
     elif chosen.family == "operators":
-        made = operators.targets(dtypes, tuple(chosen.modes), chosen.device, chosen.samples, chosen.match)
+        made = list(operators.targets(dtypes, tuple(chosen.modes), chosen.device, chosen.samples, chosen.match))
+        # A run that is cut short has seen operators of all names.
+        random.Random(chosen.first).shuffle(made)
     elif chosen.family == "jax":
         made = (jax_target(entry, dtype) for entry in jax_table.descriptions() for dtype in dtypes)
     else:
-        entries = [entry for entry in package_table.descriptions() if entry.gpu <= (chosen.device == "cuda")]
+        entries = (kernel_table if chosen.family == "kernels" else package_table).descriptions()
         made = (torch_target(entry, mode, dtype) for entry in entries for mode in chosen.modes for dtype in dtypes)
     for target in made:
         yield partial(_same, target)
@@ -85,6 +88,8 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
         function, tensors = target.build(device)
         # One graph for each shape: beyond dynamo's limit a function runs eagerly, and that is not what is checked.
         torch._dynamo.config.recompile_limit = 256
+        _run_once(function, tensors)
+        compiled = time.perf_counter() - start
         result = check(function, *tensors, seconds=seconds)
     except NoSampleError:
         return row | {"status": "no sample"}
@@ -98,6 +103,8 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
         "status": result.verdict.status.value,
         "tests": len(result.tests),
         "unseen": result.unseen,
+        "cut short": any("cut short" in note for note in result.notes),
+        "first call": round(compiled, 2),
         "seconds": round(time.perf_counter() - start, 2),
     }
     if not result.verdict.holds:
@@ -107,6 +114,18 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
             for test in result.failures[:6]
         ]
     return row
+
+
+def _run_once(function: Callable[..., Any], tensors: list[Any]) -> None:
+    """Run forward and backward, so that compiling and tuning do not use up the time of the check."""
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        return
+    tensors = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+    outputs = function(*tensors)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    live = [output.sum() for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    if live:
+        torch.autograd.grad(sum(live), [x for x in tensors if x.requires_grad], allow_unused=True)
 
 
 def confirm_refutation(target: Target, row: dict[str, Any], device: str) -> dict[str, Any]:
@@ -196,7 +215,7 @@ def launch(chosen: argparse.Namespace, parts: Path, keep: Callable[[list[dict[st
             if process.poll() == 0 or time.time() > deadline + 60:
                 process.kill()
                 del running[share]
-            elif process.poll() is not None or quiet_for > STUCK:
+            elif process.poll() is not None or quiet_for > chosen.stuck:
                 process.kill()
                 last = _last_begun(outs[share])
                 starts[share] = last + 1
@@ -252,7 +271,7 @@ def run_optimizers(folder: Path) -> None:
 def main() -> None:
     """Parse arguments, run, and save a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", choices=("operators", "compositions", "packages", "jax", "planted", "optimizers"))
+    parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--modes", nargs="+", default=["eager"])
@@ -263,6 +282,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15.0, help="time of one check")
     parser.add_argument("--minutes", type=float, default=10.0, help="time of the whole run")
+    parser.add_argument("--stuck", type=float, default=150.0, help="seconds without a row before a worker is restarted")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--label", default="", help="further part of the name of the result file")
     parser.add_argument("--share", type=int, default=-1, help="worker: which share of the targets")

@@ -49,7 +49,7 @@ def inner_precision(function: NumericalFunction) -> torch.dtype:
 
     Kernels are opaque: the precision they compute in shows in the measured noise.
     """
-    plain = function if function.eager is None else replace(function, call=function.eager, eager=None)
+    plain = function.uncompiled
     values = [value.detach().clone() for value in plain.values]
     mode = _RecordTypes(values)
     try:

@@ -178,6 +178,8 @@ def has_derivative(function: NumericalFunction, index: int, seed: int) -> tuple[
     A larger move says less: a saturated softmax changes under it although its derivative is zero, and so does a
     comparison with a threshold. The finest precision that the function takes is used. None if it takes no move.
     """
+    # A compiled function would be compiled again for the finer precision.
+    function = function.uncompiled
     own = function.values
     for values in (tuple(value.double() for value in own), own):
         x = wide(values[index])

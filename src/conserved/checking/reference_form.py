@@ -53,7 +53,7 @@ class FunctionForm:
 
 def forms_of(function: NumericalFunction) -> Iterator[FunctionForm]:
     """Yield every form that may be more precise, the most precise first."""
-    plain = replace(function, call=function.eager, eager=None) if function.eager is not None else function
+    plain = function.uncompiled
     written = ", not compiled" if function.eager is not None else ""
     for precision in (*_FINER[function.precision], *((function.precision,) if written else ())):
         values = tuple(value.to(precision) for value in plain.values)

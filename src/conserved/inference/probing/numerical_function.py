@@ -49,6 +49,11 @@ class NumericalFunction:
         """The coarsest precision among inputs and outputs."""
         return max((value.dtype for value in self.values), key=lambda dtype: UNIT[dtype])
 
+    @property
+    def uncompiled(self) -> NumericalFunction:
+        """The function as it was written, where it is compiled."""
+        return self if self.eager is None else replace(self, call=self.eager, eager=None)
+
     def outputs(self, values: Sequence[Tensor]) -> Values:
         """Return the differentiable outputs at `values`."""
         # A compiled function is compiled again for calls without gradients: one graph for each shape is enough.
