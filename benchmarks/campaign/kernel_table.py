@@ -25,9 +25,9 @@ _LOGITS = "x: normal(37, 190)"
 _HEAD = "x: normal(37, 48); w: normal(190, 48)"
 
 _FIRST_CONFIGURATION = """\
-import triton
-_autotune = triton.autotune
-triton.autotune = lambda configs, key, **options: _autotune(configs=configs[:1], key=key, **options)
+from triton.runtime.autotuner import Autotuner
+_init = Autotuner.__init__
+Autotuner.__init__ = lambda self, fn, names, configs, *rest, **options: _init(self, fn, names, configs[:1], *rest, **options)
 """
 """Of every kernel its first configuration alone: trying all of them takes a minute for each kernel."""
 
