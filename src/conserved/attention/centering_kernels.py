@@ -1,4 +1,4 @@
-"""Triton kernels that choose the constants of centered attention, subtract them and add them back: three launches.
+"""Triton kernels that choose the constants of centered attention, subtract them and add them back: four launches.
 
 In PyTorch's own operations the constants take a dozen launches, and a subtraction that broadcasts runs below the speed
 of memory. The numbers are those of `gauge_constants`, which the tests compare these kernels with and which is used
@@ -14,38 +14,36 @@ import triton.language as tl
 
 
 @triton.jit
-def choose_constants(
-    query, key, value, key_constant, value_constant,
+def sum_rows(
+    query, key, value, sums, scalars,
     query_batch, query_head, query_token, key_batch, key_head, key_token, value_batch, value_head, value_token,
-    HEADS, KEYS, FIRST, STEP, NUMBER, USED, STRIDE, SAMPLED, scale, gate, least_gain, most_noise,
+    HEADS, KEYS, FIRST, STEP, NUMBER, USED, SPLIT, scale,
     CAUSAL: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the gated means of k̄_i and O_i over sampled rows of one key head.
+    """Write the sums over SPLIT keys that softmax rows of one key head are made of, and what they are relative to.
 
-    Rows are NUMBER positions of each of GROUPS query heads, in ROWS >= USED places. The softmax is taken online, over
-    blocks of keys. The constant of the keys is zero if its subtraction from SAMPLED keys, which are STRIDE apart, would
-    move scores by more than `most_noise`.
+    Rows are NUMBER positions of each of GROUPS query heads, in ROWS >= USED places. A head and split has ROWS × COLUMNS
+    sums of keys and as many of values in `sums`, and ROWS largest scores and totals of weights in `scalars`.
     """
     batch = (tl.program_id(0) // HEADS).to(tl.int64)
     head = (tl.program_id(0) % HEADS).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    used, inside = rows < USED, columns < WIDTH
+    inside = columns < WIDTH
     positions = FIRST + (rows % NUMBER) * STEP
-    places = (head * GROUPS + rows // NUMBER) * query_head + positions.to(tl.int64) * query_token
-    q = tl.load(
-        query + batch * query_batch + places[:, None] + columns[None, :],
-        mask=used[:, None] & inside[None, :], other=0.0,
+    q = _sampled_queries(
+        query, key, batch, head, rows, positions, columns, query_batch, query_head, query_token, NUMBER, USED, scale,
+        GROUPS, WIDTH,
     )
-    q = (q.to(tl.float32) * scale).to(key.dtype.element_ty)
     largest = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean_keys = tl.zeros([ROWS, COLUMNS], tl.float32)
     outputs = tl.zeros([ROWS, COLUMNS], tl.float32)
-    end = KEYS
+    begin = tl.program_id(1) * SPLIT
+    end = tl.minimum(KEYS, begin + SPLIT)
     if CAUSAL:
-        end = tl.minimum(KEYS, FIRST + (NUMBER - 1) * STEP + 1)
-    for start in range(0, end, BLOCK):
+        end = tl.minimum(end, FIRST + (NUMBER - 1) * STEP + 1)
+    for start in range(begin, end, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         seen = (tokens < KEYS)[:, None] & inside[None, :]
         k = tl.load(
@@ -70,9 +68,52 @@ def choose_constants(
         mean_keys = mean_keys * shrink[:, None] + tl.dot(half, k)
         outputs = outputs * shrink[:, None] + tl.dot(half, v)
         largest = raised
+    part = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tile = part * (2 * ROWS * COLUMNS) + rows[:, None] * COLUMNS + columns[None, :]
+    tl.store(sums + tile, mean_keys)
+    tl.store(sums + tile + ROWS * COLUMNS, outputs)
+    tl.store(scalars + part * (2 * ROWS) + rows, largest)
+    tl.store(scalars + part * (2 * ROWS) + ROWS + rows, total)
+
+
+@triton.jit
+def choose_constants(
+    query, key, sums, scalars, key_constant, value_constant,
+    query_batch, query_head, query_token, key_batch, key_head, key_token,
+    HEADS, FIRST, STEP, NUMBER, USED, SPLITS, STRIDE, SAMPLED, scale, gate, least_gain, most_noise,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Write the gated means of k̄_i and O_i over sampled rows of one key head, from the sums over SPLITS parts.
+
+    The constant of the keys is zero if its subtraction from SAMPLED keys, which are STRIDE apart, would move scores by
+    more than `most_noise`.
+    """
+    batch = (tl.program_id(0) // HEADS).to(tl.int64)
+    head = (tl.program_id(0) % HEADS).to(tl.int64)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    used, inside = rows < USED, columns < WIDTH
+    largest = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mean_keys = tl.zeros([ROWS, COLUMNS], tl.float32)
+    outputs = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for split in range(0, SPLITS):
+        part = tl.program_id(0).to(tl.int64) * SPLITS + split
+        tile = part * (2 * ROWS * COLUMNS) + rows[:, None] * COLUMNS + columns[None, :]
+        theirs = tl.load(scalars + part * (2 * ROWS) + rows)
+        raised = tl.maximum(largest, theirs)
+        shrink, grow = tl.exp(largest - raised), tl.exp(theirs - raised)
+        total = total * shrink + tl.load(scalars + part * (2 * ROWS) + ROWS + rows) * grow
+        mean_keys = mean_keys * shrink[:, None] + tl.load(sums + tile) * grow[:, None]
+        outputs = outputs * shrink[:, None] + tl.load(sums + tile + ROWS * COLUMNS) * grow[:, None]
+        largest = raised
     target = tl.program_id(0).to(tl.int64) * WIDTH + columns
     constant = _gated_mean(mean_keys / total[:, None], used, USED, gate, least_gain)
     constant = constant.to(key.dtype.element_ty)
+    positions = FIRST + (rows % NUMBER) * STEP
+    q = _sampled_queries(
+        query, key, batch, head, rows, positions, columns, query_batch, query_head, query_token, NUMBER, USED, scale,
+        GROUPS, WIDTH,
+    )
     places = tl.arange(0, BLOCK)
     k = tl.load(
         key + batch * key_batch + head * key_head + (places * STRIDE).to(tl.int64)[:, None] * key_token
@@ -88,6 +129,20 @@ def choose_constants(
     tl.store(key_constant + target, constant.to(key_constant.dtype.element_ty), mask=inside)
     constant = _gated_mean(outputs / total[:, None], used, USED, gate, least_gain)
     tl.store(value_constant + target, constant.to(value_constant.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sampled_queries(
+    query, key, batch, head, rows, positions, columns, query_batch, query_head, query_token, NUMBER, USED, scale,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+):
+    """Return sampled queries times the scale, in the precision of the keys."""
+    places = (head * GROUPS + rows // NUMBER) * query_head + positions.to(tl.int64) * query_token
+    q = tl.load(
+        query + batch * query_batch + places[:, None] + columns[None, :],
+        mask=(rows < USED)[:, None] & (columns < WIDTH)[None, :], other=0.0,
+    )
+    return (q.to(tl.float32) * scale).to(key.dtype.element_ty)
 
 
 @triton.jit

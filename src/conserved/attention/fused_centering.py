@@ -21,6 +21,9 @@ _BLOCK = 64
 _TILE = 8192
 """Numbers in a tile of keys: two of keys and two of values are 64 KiB, which the shared memory of a processor holds."""
 
+_PROGRAMS = 512
+"""Programs that a device runs at a time, about: long sequences are split until there are as many."""
+
 ENABLED = True
 """Whether kernels are used where they apply; a benchmark compares both."""
 
@@ -99,7 +102,7 @@ def sampled_constants(
     causal: bool,
     gates: tuple[float, float, float],
 ) -> tuple[Tensor, Tensor]:
-    """Return the constants of keys and values, (batch, key heads, 1, width), from sampled rows, in one launch.
+    """Return the constants of keys and values, (batch, key heads, 1, width), from sampled rows, in two launches.
 
     Args:
         query: (batch, heads, queries, width).
@@ -114,28 +117,38 @@ def sampled_constants(
     Returns:
         Constants in the precision of keys and values.
     """
-    from conserved.attention.centering_kernels import choose_constants
+    from conserved.attention.centering_kernels import choose_constants, sum_rows
 
     batch, heads, keys, width = key.shape
     groups = query.shape[1] // heads
     used = positions.number * groups
     block = max(16, min(128, _TILE // _power(width)))
     stride = -(-keys // block)
-    sampled = -(-keys // stride)
+    splits = min(-(-keys // block), max(1, _PROGRAMS // (batch * heads)))
+    split = block * -(-keys // (block * splits))
+    splits = -(-keys // split)
+    sizes = {"GROUPS": groups, "WIDTH": width, "COLUMNS": _power(width), "ROWS": _power(used), "BLOCK": block}
+    parts = (batch * heads, splits, 2, _power(used))
+    sums = torch.empty(*parts, _power(width), device=key.device, dtype=torch.float32)
+    scalars = torch.empty(parts, device=key.device, dtype=torch.float32)
     constants = [torch.empty(batch, heads, 1, width, device=key.device, dtype=t.dtype) for t in (key, value)]
-    strides = (stride for tensor in (query, key, value) for stride in tensor.stride()[:3])
+    strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
+    rows = (positions.first, positions.step, positions.number, used)
     with torch.cuda.device_of(key):
-        choose_constants[(batch * heads,)](
-            *(query, key, value, *constants),
+        sum_rows[(batch * heads, splits)](
+            *(query, key, value, sums, scalars),
             *strides,
-            *(heads, keys, positions.first, positions.step, positions.number, used, stride, sampled, scale, *gates),
+            *(heads, keys, *rows, split, scale),
             CAUSAL=causal,
-            GROUPS=groups,
-            WIDTH=width,
-            COLUMNS=_power(width),
-            ROWS=_power(used),
-            BLOCK=block,
+            **sizes,
+            num_warps=8,
             num_stages=2,
+        )
+        choose_constants[(batch * heads,)](
+            *(query, key, sums, scalars, *constants),
+            *strides[:6],
+            *(heads, *rows, splits, stride, -(-keys // stride), scale, *gates),
+            **sizes,
         )
     return constants[0], constants[1]
 
