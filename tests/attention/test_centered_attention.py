@@ -85,7 +85,6 @@ EXACT: dict[str, tuple[Function, Function, dict[str, Any]]] = {
         {"groups": 3},
     ),
     "cross": (sdpa(), centered(), {"queries": 10, "keys": 17}),
-    "mean": (sdpa(is_causal=True), lambda q, k, v: centered(constants="mean")(q, k, v, is_causal=True), {}),
     "lower right": (
         sdpa(attn_mask=causal_lower_right(10, 17)),
         lambda q, k, v: centered(written_out)(q, k, v, hidden=~torch.ones(10, 17, dtype=torch.bool).tril(7)),
@@ -156,31 +155,6 @@ def test_something_is_subtracted() -> None:
     assert seen[1].mean(-2).norm() < 0.2 * v.mean(-2).norm()
 
 
-def test_running_means_are_exact_and_learn_the_mean_output() -> None:
-    tensors = inputs(dtype=torch.bfloat16)
-    tensors[1:3] = [0.02 * tensor + tensor[:1, :, :1] for tensor in tensors[1:3]]
-    attend = centered(constants="running")
-    mended = lambda q, k, v: attend(q, k, v, is_causal=True)  # noqa: E731
-    before = errors(mended, sdpa(is_causal=True), tensors)
-    after = errors(mended, sdpa(is_causal=True), tensors)
-    assert after[1] < before[1] / 10
-    doubles = [tensor.double() for tensor in tensors]
-    for actual, expected in zip(passes(mended, *doubles), passes(sdpa(is_causal=True), *doubles), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-def test_running_means_are_kept_in_the_same_memory() -> None:
-    """A recorded CUDA graph writes to it in every step."""
-    q, k, v, _ = inputs()
-    attend: Any = centered(constants="running")
-    attend(q, k, v)
-    before = [tensor.data_ptr() for tensor in (*attend.rule._key, *attend.rule._value)]
-    first = attend.rule._value[0].clone()
-    attend(q, k, v + 1)
-    assert [tensor.data_ptr() for tensor in (*attend.rule._key, *attend.rule._value)] == before
-    torch.testing.assert_close(attend.rule._value[0] - first, torch.full_like(first, 0.1), rtol=0, atol=1e-6)
-
-
 def test_a_head_that_would_gain_less_than_a_factor_of_two_is_left_alone() -> None:
     q, k, v, gradient = inputs(dtype=torch.bfloat16)
     # Heads 0 and 1 have nothing in common; the others keep what they share.
@@ -190,14 +164,6 @@ def test_a_head_that_would_gain_less_than_a_factor_of_two_is_left_alone() -> Non
     for a, b in zip(mended, plain, strict=True):
         assert torch.equal(a[:, :2], b[:, :2])
     assert not torch.equal(mended[1][:, 2:], plain[1][:, 2:])
-
-
-def test_running_means_leave_out_what_is_not_finite() -> None:
-    q, k, v, _ = inputs()
-    attend = centered(constants="running")
-    attend(q, k, v)
-    attend(q, k * torch.nan, v)
-    assert torch.isfinite(attend(q, k, v)).all()
 
 
 def packed(
@@ -361,8 +327,12 @@ def test_heads_that_would_lose_by_the_mean_do_not(tensors: Callable[[], list[Ten
 def test_the_mean_over_tokens_loses_with_an_attention_sink() -> None:
     """The reason why constants are means over rows: it fails if that stops being so."""
     before = errors(sdpa(is_causal=True), sdpa(is_causal=True), _attention_sink())
-    attend = centered(constants="mean")
-    after = errors(lambda q, k, v: attend(q, k, v, is_causal=True), sdpa(is_causal=True), _attention_sink())
+
+    def mended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        c, e = (tensor.detach().mean(-2, keepdim=True) for tensor in (k, v))
+        return F.scaled_dot_product_attention(q, k - c, v - e, is_causal=True) + e
+
+    after = errors(mended, sdpa(is_causal=True), _attention_sink())
     assert after[1] > 5 * before[1]
 
 
@@ -520,8 +490,6 @@ def test_decoding_without_gradients_is_left_alone() -> None:
 def test_arguments_are_validated() -> None:
     with pytest.raises(TypeError, match="Expected an attention function"):
         centered(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Expected constants"):
-        centered(constants="learned")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Expected axis"):
         centered(axis=1)
 
@@ -533,16 +501,6 @@ def test_it_compiles_into_one_graph(options: dict[str, Any]) -> None:
     compiled = torch.compile(lambda q, k, v: attend(q, k, v, **options), backend="aot_eager", fullgraph=True)
     for actual, expected in zip(passes(compiled, *tensors), passes(sdpa(**options), *tensors), strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-def test_running_means_compile_too() -> None:
-    q, k, v, _ = inputs()
-    attend: Any = centered(constants="running")
-    attend(q, k, v)
-    compiled = torch.compile(lambda q, k, v: attend(q, k, v), backend="aot_eager", fullgraph=True)
-    before = attend.rule._value[0].clone()
-    torch.testing.assert_close(compiled(q, k, v + 1), F.scaled_dot_product_attention(q, k, v + 1), rtol=0, atol=1e-12)
-    assert not torch.equal(attend.rule._value[0], before)
 
 
 def test_transforms_of_functions_are_followed() -> None:

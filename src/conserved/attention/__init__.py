@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from conserved.attention.departures import DepartureRule
     from conserved.attention.energy import EnergyField, energy_field
     from conserved.attention.figure import coherence_figure
+    from conserved.attention.folded_attention import FoldedAttention, folded
     from conserved.attention.invariance import Invariance, NotInvariantError
     from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, low_rank_table
     from conserved.attention.moments import TokenMoments
@@ -31,6 +32,7 @@ else:
             "departures": "DepartureRule",
             "energy": "EnergyField energy_field",
             "figure": "coherence_figure",
+            "folded_attention": "FoldedAttention folded",
             "invariance": "Invariance NotInvariantError",
             "low_rank_heads": "LowRank LowRankTable low_rank low_rank_table",
             "moments": "TokenMoments",
@@ -55,6 +57,7 @@ __all__ = [
     "CenteredAttention",
     "DepartureRule",
     "EnergyField",
+    "FoldedAttention",
     "HeadRow",
     "Invariance",
     "LowRank",
@@ -70,6 +73,7 @@ __all__ = [
     "centered",
     "coherence_figure",
     "energy_field",
+    "folded",
     "gaussian_coherence",
     "low_rank",
     "low_rank_table",

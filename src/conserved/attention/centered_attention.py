@@ -41,7 +41,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,18 +49,9 @@ from torch import Tensor
 
 from conserved._torch_compat import SCALED_DOT_PRODUCT
 from conserved.attention.fused_centering import ShiftedKeysAndValues, ShiftedOutput, kernels_apply
-from conserved.attention.gauge_constants import (
-    ConstantRule,
-    Constants,
-    RowMeans,
-    RunningMeans,
-    TokenMeans,
-    with_marker,
-)
+from conserved.attention.gauge_constants import Constants, row_constants, with_marker
 from conserved.attention.invariance import Attend, Invariance, probe_invariance
 from conserved.attention.sampled_rows import document_of_tokens, packed_documents, readable_mask
-
-ConstantName = Literal["rows", "mean", "running"]
 
 _SDPA = SCALED_DOT_PRODUCT
 """PyTorch's function itself, whatever listeners have put in its place in `torch.nn.functional`."""
@@ -78,7 +69,6 @@ class CenteredAttention:
         self,
         attention: Callable[..., Any],
         *,
-        rule: ConstantRule,
         keys: bool = True,
         values: bool = True,
         causal: bool = False,
@@ -87,7 +77,6 @@ class CenteredAttention:
     ) -> None:
         """Wrap a function; `centered` describes the arguments."""
         self.attention = attention
-        self.rule = rule
         self.keys = keys
         self.values = values
         self.causal = causal
@@ -121,7 +110,7 @@ class CenteredAttention:
         *,
         plain: bool = False,
     ) -> Any:
-        """Return center the arguments of one call.
+        """Center the arguments of one call.
 
         Args:
             attend: the function of queries, keys and values, with its further arguments bound.
@@ -136,7 +125,7 @@ class CenteredAttention:
         """
         if key.is_nested or not (query.shape[self.axis] and key.shape[self.axis]) or self._decodes(query, key):
             return attend(query, key, value)
-        values = self.values and not _drops(options)
+        values = self.values and not drops(options)
         if not (plain or torch.compiler.is_compiling()):
             invariance = self.invariance(attend, query, key, value, options)
             if self.keys:
@@ -144,16 +133,14 @@ class CenteredAttention:
             values = values and invariance.returns_value_shift
         if self.causal:
             options = {"is_causal": True, **options}
-        q, k, v = (_heads_first(tensor, self.axis) for tensor in (query, key, value))
+        q, k, v = (heads_first(tensor, self.axis) for tensor in (query, key, value))
         constants = self._constants(q, k, v, options, values=values, plain=plain)
-        shifted_key, shifted_value = (_heads_first(tensor, self.axis) for tensor in _shifted(k, v, constants))
+        shifted_key, shifted_value = (heads_first(tensor, self.axis) for tensor in _shifted(k, v, constants))
         outputs = attend(query, shifted_key, shifted_value)
         first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
         if constants.value is not None:
             sees = None if plain else self._sees(first, q, k, options)
             first = self._restored(first, constants.of_tokens(constants.value), sees)
-        with torch.no_grad():
-            self.rule.observe(k.detach(), _heads_first(first, self.output_axis).detach())
         return (first, *others) if isinstance(outputs, tuple) else first
 
     def invariance(
@@ -163,7 +150,7 @@ class CenteredAttention:
         shown = [(name, _kind(option)) for name, option in sorted(options.items())]
         kind = (*shown, query.dtype, query.device.type, query.ndim, query.shape[-1])
         if kind not in self.probed:
-            q, k = (_heads_first(tensor, self.axis) for tensor in (query, key))
+            q, k = (heads_first(tensor, self.axis) for tensor in (query, key))
             bounds = packed_documents(q, k, options)
             signs = None if bounds is None else 1.0 - 2.0 * (document_of_tokens(bounds, key.shape[self.axis]) % 2)
             self.probed[kind] = probe_invariance(attend, query, key, value, signs, self.axis, self.output_axis)
@@ -178,7 +165,7 @@ class CenteredAttention:
         """Return the constants in the dtypes of keys and values, without gradients."""
         device = key.device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            chosen = self.rule.choose(query.detach(), key.detach(), value.detach(), options)
+            chosen = row_constants(query.detach(), key.detach(), value.detach(), options)
             constant = chosen.value if values else None
             if constant is not None:
                 if not (plain or readable_mask(query, key, options) is not None):
@@ -195,23 +182,23 @@ class CenteredAttention:
         if mask is None:
             return (output.detach() != 0).any(-1, keepdim=True)
         rows = mask if mask.dtype == torch.bool else mask > -torch.inf
-        return _heads_first(rows.any(-1, keepdim=True), self.output_axis)
+        return heads_first(rows.any(-1, keepdim=True), self.output_axis)
 
     def _restored(self, output: Tensor, constant: Tensor, sees: Tensor | None) -> Tensor:
         """Add the constant of the values to the output rows that see a key, for each query head of a group."""
-        heads_first = _heads_first(output, self.output_axis)
-        if sees is None and _same_heads(heads_first, constant) and kernels_apply(heads_first, constant):
-            return _heads_first(ShiftedOutput.apply(heads_first, constant), self.output_axis)
+        rows = heads_first(output, self.output_axis)
+        if sees is None and _same_heads(rows, constant) and kernels_apply(rows, constant):
+            return heads_first(ShiftedOutput.apply(rows, constant), self.output_axis)
         if output.ndim > 2 and constant.ndim > 2:
             heads = output.shape[-3 if self.output_axis == -2 else -2]
             if heads > constant.shape[-3] > 1:
                 constant = constant.repeat_interleave(heads // constant.shape[-3], -3)
-        constant = _heads_first(constant, self.output_axis).to(output.dtype)
+        constant = heads_first(constant, self.output_axis).to(output.dtype)
         return output + (constant if sees is None else constant * sees)
 
     def __repr__(self) -> str:
         name = getattr(self.attention, "__name__", repr(self.attention))
-        return f"centered({name}, keys={self.keys}, values={self.values}, constants={type(self.rule).__name__})"
+        return f"centered({name}, keys={self.keys}, values={self.values})"
 
 
 def centered(
@@ -219,7 +206,6 @@ def centered(
     *,
     keys: bool = True,
     values: bool = True,
-    constants: ConstantName = "rows",
     causal: bool = False,
     axis: int = -2,
     output_axis: int | None = None,
@@ -243,9 +229,6 @@ def centered(
         attention: any function of queries, keys, values and further arguments that is invariant under a shift of keys.
         keys: whether to center keys.
         values: whether to center values.
-        constants: "rows" computes the best constants from a few attention rows in every call; "mean" takes means over
-            tokens, which is cheaper and worse with attention sinks; "running" keeps running means of keys and outputs,
-            and wants one wrapper per layer.
         causal: whether the function hides later keys without an argument that says so. Constants are chosen by it, so
             it matters for accuracy only.
         axis: the axis of tokens in queries, keys and values: -2 for (…, heads, length, width) as in PyTorch, -3 for
@@ -257,26 +240,15 @@ def centered(
 
     Raises:
         TypeError: `attention` cannot be called.
-        ValueError: `constants` or an axis is none of those.
+        ValueError: an axis is none of those.
     """
-    rules: dict[str, Callable[[], ConstantRule]] = {"rows": RowMeans, "mean": TokenMeans, "running": RunningMeans}
     if not callable(attention):
         raise TypeError(f"Expected an attention function, got {type(attention).__name__}. Pass a callable.")
-    if constants not in rules:
-        raise ValueError(f"Expected constants to be one of {sorted(rules)}, got {constants!r}. Pass one of them.")
     output_axis = axis if output_axis is None else output_axis
     for name, value in (("axis", axis), ("output_axis", output_axis)):
         if value not in (-2, -3):
             raise ValueError(f"Expected {name} to be -2 or -3, got {value}. Pass the axis of tokens, from the end.")
-    return CenteredAttention(
-        attention,
-        rule=rules[constants](),
-        keys=keys,
-        values=values,
-        causal=causal,
-        axis=axis,
-        output_axis=output_axis,
-    )
+    return CenteredAttention(attention, keys=keys, values=values, causal=causal, axis=axis, output_axis=output_axis)
 
 
 def _shifted(key: Tensor, value: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
@@ -307,7 +279,7 @@ def _call(
     return attention(q, k, v, *args, **options)
 
 
-def _heads_first(tensor: Tensor, axis: int) -> Tensor:
+def heads_first(tensor: Tensor, axis: int) -> Tensor:
     """Exchange the axes of heads and tokens if tokens come first; the same exchange goes back."""
     return tensor if axis == -2 or tensor.ndim < 3 else tensor.transpose(-3, -2)
 
@@ -321,7 +293,7 @@ def _positional_names(attention: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(item.name for item in parameters[3:] if item.kind is item.POSITIONAL_OR_KEYWORD)
 
 
-def _drops(options: Mapping[str, Any]) -> bool:
+def drops(options: Mapping[str, Any]) -> bool:
     """Return whether the options name a dropout probability that is not zero."""
     return any(bool(options.get(name)) for name in ("dropout_p", "dropout"))
 

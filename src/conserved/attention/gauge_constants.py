@@ -26,7 +26,6 @@ change, over sampled queries and keys, exceeds 4 u.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,7 +55,7 @@ LEAST_GAIN = 0.75
 MOST_NOISE = 2.0
 """Most that rounding may move scores, in spacings of one (twice the unit roundoff): derived above."""
 
-_ROWS = 32
+ROWS = 32
 """Sampled rows for every key head. The mean of m rows misses the best constant by spread / sqrt(m): 18 % of it."""
 
 
@@ -81,112 +80,54 @@ class Constants:
         return constant if self.documents is None else constant.index_select(-2, self.documents)
 
 
-class ConstantRule(ABC):
-    """A choice of constants before a call, which may look at the output after it."""
+def row_constants(query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+    """Return the gated means of k̄_i and O_i over sampled rows of one call.
 
-    @abstractmethod
-    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
-        """Return constants for tensors with axes (…, heads, length, width)."""
+    Args:
+        query: (…, heads, length, width).
+        key: (…, key heads, length, width).
+        value: as `key`.
+        options: the further arguments of the call by name, from which masks are read.
 
-    def observe(self, key: Tensor, output: Tensor) -> None:  # noqa: B027  # most rules keep no state
-        """Look at the keys and the output of the call."""
-
-
-class RowMeans(ConstantRule):
-    """Means over a sample of attention rows; computed in every call, without a state."""
-
-    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
-        """Return the gated means of k̄_i and O_i over sampled rows."""
-        scale = score_scale(query, options)
-        plain = isinstance(scale, float | int) and hides_nothing_but_later_keys(query, key, options)
-        if plain and kernels_apply(query, key, value):
-            return self._choose_at_once(query, key, value, options, float(scale))
-        bounds = packed_documents(query, key, options)
-        if bounds is not None and 1 < len(bounds) - 1 <= _MOST_DOCUMENTS:
-            return self._choose_by_document(query, key, value, options, bounds)
-        sample = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key)).slice
-        weights, sees = sampled_rows(query, key, options, sample)
-        rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
-        c, e = _gated(rows, [key.shape[-1], value.shape[-1]], sees)
-        return Constants(_without_noise(Constants(c, e), sampled_queries(query, key, options, sample), key), e)
-
-    def _choose_by_document(
-        self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], bounds: Tensor
-    ) -> Constants:
-        groups = group_size(query, key)
-        number = max(1, _ROWS // groups)
-        sample = rows_of_documents(bounds, number, query.shape[-2])
-        weights, _ = sampled_rows(query, key, options, sample)
-        rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
-        # Rows are ordered by query head of the group, document and position.
-        rows = rows.unflatten(-2, (groups, len(bounds) - 1, number)).movedim(-4, -3).flatten(-3, -2)
-        c, e = (part.squeeze(-2) for part in _gated(rows, [key.shape[-1], value.shape[-1]]))
-        chosen = Constants(c, e, document_of_tokens(bounds, key.shape[-2]))
-        return replace(chosen, key=_without_noise(chosen, sampled_queries(query, key, options, sample), key))
-
-    def _choose_at_once(
-        self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], scale: float
-    ) -> Constants:
-        positions = SampledPositions.of(query.shape[-2], _ROWS, group_size(query, key))
+    Returns:
+        The constants.
+    """
+    scale = score_scale(query, options)
+    plain = isinstance(scale, float | int) and hides_nothing_but_later_keys(query, key, options)
+    if plain and kernels_apply(query, key, value):
+        positions = SampledPositions.of(query.shape[-2], ROWS, group_size(query, key))
         causal = bool(options.get("is_causal") or options.get("causal"))
         gates = (GATE, LEAST_GAIN, MOST_NOISE * torch.finfo(key.dtype).eps)
-        return Constants(*sampled_constants(query, key, value, positions, scale, causal=causal, gates=gates))
+        return Constants(*sampled_constants(query, key, value, positions, float(scale), causal=causal, gates=gates))
+    bounds = packed_documents(query, key, options)
+    if bounds is not None and 1 < len(bounds) - 1 <= _MOST_DOCUMENTS:
+        return _constants_by_document(query, key, value, options, bounds)
+    sample = SampledPositions.of(query.shape[-2], ROWS, group_size(query, key)).slice
+    c, e = _gated(*mean_tokens_of_rows(query, key, value, options, sample))
+    return Constants(_without_noise(Constants(c, e), sampled_queries(query, key, options, sample), key), e)
 
 
-class TokenMeans(ConstantRule):
-    """Means over tokens. Cheaper than means over rows, and unsuitable for heads with an attention sink."""
+def mean_tokens_of_rows(
+    query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], sample: slice | Tensor
+) -> tuple[Tensor, list[int], Tensor | None]:
+    """Return k̄_i and O_i of sampled rows side by side, their widths, and which rows see a key (None if all do)."""
+    weights, sees = sampled_rows(query, key, options, sample)
+    rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
+    return rows, [key.shape[-1], value.shape[-1]], sees
 
-    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
-        """Return the gated means over a sample of tokens."""
-        return Constants(*(_gated(_every(tokens), [tokens.shape[-1]])[0] for tokens in (key, value)))
 
-
-class RunningMeans(ConstantRule):
-    """Running means of keys and of outputs, one vector per key head; no rows are computed in the step.
-
-    The mean output is the best constant for values, and is known exactly after each call, whatever the mask. Use one
-    object per attention layer: layers that share one share their constants, which is exact and less useful.
-    """
-
-    def __init__(self, momentum: float = 0.9) -> None:
-        """Create an empty state.
-
-        Args:
-            momentum: share of the old mean that each call keeps.
-
-        Raises:
-            ValueError: `momentum` is not in [0, 1).
-        """
-        if not 0 <= momentum < 1:
-            raise ValueError(f"Expected a momentum in [0, 1), got {momentum}. Pass 0.9 unless you know better.")
-        self.momentum = momentum
-        self._key: tuple[Tensor, Tensor] | None = None
-        self._value: tuple[Tensor, Tensor] | None = None
-
-    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
-        """Return the running means, gated by their running variances; nothing before the first call."""
-        if self._key is None or self._value is None or self._key[0].shape[-1] != key.shape[-1]:
-            return Constants(None, None)
-        return Constants(_open(*self._key).to(key.dtype), _open(*self._value).to(value.dtype))
-
-    def observe(self, key: Tensor, output: Tensor) -> None:
-        """Move the means towards those of this call; a call that is not finite is left out."""
-        heads = key.shape[-3] if key.ndim > 2 else 1
-        self._key = self._moved(self._key, _every(key), heads)
-        self._value = self._moved(self._value, _every(output), heads)
-
-    def _moved(self, state: tuple[Tensor, Tensor] | None, sample: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-        rows = sample.float() if sample.ndim > 2 else sample.float()[None]
-        rows = rows.unflatten(-3, (heads, -1)).movedim(-4, 0).flatten(1, -2)
-        variance, mean = torch.var_mean(rows, -2, keepdim=True, correction=0)
-        if state is None:
-            return mean.nan_to_num(0.0, 0.0, 0.0), variance.nan_to_num(0.0, 0.0, 0.0)
-        # In place: a recorded CUDA graph reads and writes the same memory in every step.
-        finite = (mean.isfinite() & variance.isfinite()).all()
-        step = (1 - self.momentum) * finite
-        for old, new in zip(state, (mean, variance), strict=True):
-            old.lerp_(new.nan_to_num(0.0, 0.0, 0.0), step)
-        return state
+def _constants_by_document(
+    query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], bounds: Tensor
+) -> Constants:
+    groups = group_size(query, key)
+    number = max(1, ROWS // groups)
+    sample = rows_of_documents(bounds, number, query.shape[-2])
+    rows, widths, _ = mean_tokens_of_rows(query, key, value, options, sample)
+    # Rows are ordered by query head of the group, document and position.
+    rows = rows.unflatten(-2, (groups, len(bounds) - 1, number)).movedim(-4, -3).flatten(-3, -2)
+    c, e = (part.squeeze(-2) for part in _gated(rows, widths))
+    chosen = Constants(c, e, document_of_tokens(bounds, key.shape[-2]))
+    return replace(chosen, key=_without_noise(chosen, sampled_queries(query, key, options, sample), key))
 
 
 def with_marker(constant: Tensor, value: Tensor) -> Tensor:
@@ -235,11 +176,6 @@ def _without_noise(constants: Constants, queries: Tensor, key: Tensor) -> Tensor
     noise = (queries.float() @ rounding.mT).square().mean((-2, -1), keepdim=True)
     limit = MOST_NOISE * torch.finfo(key.dtype).eps
     return torch.where(noise <= limit**2, constant, 0.0)
-
-
-def _every(tokens: Tensor) -> Tensor:
-    """Return about 256 tokens at equal distances: enough for a mean to a sixteenth of the spread."""
-    return tokens.detach()[..., :: max(1, tokens.shape[-2] // 256), :]
 
 
 def _gated(rows: Tensor, widths: list[int], sees: Tensor | None = None) -> list[Tensor]:

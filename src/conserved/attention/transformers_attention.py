@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from torch import Tensor, nn
 
-from conserved.attention.centered_attention import CenteredAttention, ConstantName, centered
+from conserved.attention.centered_attention import centered
 from conserved.attention.invariance import NotInvariantError
 from conserved.optional import require
 
@@ -18,7 +17,7 @@ _VISIBLE = {
 """Arguments of transformers' interface with which a shift of all keys is visible, and why."""
 
 
-def register_with_transformers(name: str = "centered", *, base: str = "sdpa", constants: ConstantName = "rows") -> str:
+def register_with_transformers(name: str = "centered", *, base: str = "sdpa") -> str:
     """Register centered attention with transformers, for `attn_implementation=name`.
 
         conserved.attention.register_with_transformers()
@@ -30,7 +29,6 @@ def register_with_transformers(name: str = "centered", *, base: str = "sdpa", co
     Args:
         name: the name to register.
         base: the registered implementation that computes attention: "sdpa", "flex_attention", "flash_attention_2", ….
-        constants: how constants are chosen, as for `centered`; running means are kept for each module.
 
     Returns:
         The name.
@@ -45,7 +43,7 @@ def register_with_transformers(name: str = "centered", *, base: str = "sdpa", co
     if implementation is None:
         known = sorted(modeling.AttentionInterface().valid_keys())
         raise ValueError(f"Expected base to be one of {known}, got {base!r}. Pass a registered implementation.")
-    modeling.AttentionInterface.register(name, _Implementation(implementation, base, constants))
+    modeling.AttentionInterface.register(name, _Implementation(implementation, base))
     mask = masking.AttentionMaskInterface().get(base, None)
     if mask is not None:
         masking.AttentionMaskInterface.register(name, mask)
@@ -53,24 +51,14 @@ def register_with_transformers(name: str = "centered", *, base: str = "sdpa", co
 
 
 class _Implementation:
-    """The function that transformers calls: one centered attention per module."""
+    """The function that transformers calls."""
 
-    def __init__(self, implementation: Any, base: str, constants: ConstantName) -> None:
+    def __init__(self, implementation: Any, base: str) -> None:
         self.implementation = implementation
         self.base = base
-        self.constants: ConstantName = constants
         self.calls_product = base == "sdpa"
         """Whether listeners observe this attention where it calls PyTorch's function."""
-        self._shared = self._new()
-        self._by_module: weakref.WeakKeyDictionary[nn.Module, CenteredAttention] = weakref.WeakKeyDictionary()
-
-    def _new(self) -> CenteredAttention:
-        return centered(self.implementation, constants=self.constants, output_axis=-3)
-
-    def _of(self, module: nn.Module) -> CenteredAttention:
-        if self.constants != "running":
-            return self._shared
-        return self._by_module.setdefault(module, self._new())
+        self._centered = centered(implementation, output_axis=-3)
 
     def __call__(
         self,
@@ -98,4 +86,4 @@ class _Implementation:
         causal = bool(getattr(module, "is_causal", True) if given is None else given)
         read = options | {"attention_mask": attention_mask, "is_causal": causal and attention_mask is None}
         plain = self.base == "sdpa" and attention_mask is None
-        return self._of(module).apply(attend, query, key, value, read, plain=plain)
+        return self._centered.apply(attend, query, key, value, read, plain=plain)
