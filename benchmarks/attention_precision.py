@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ from attention_kernels import (
     seen_by_attention,
     variants,
 )
-from attention_training import Shape, Training, attention_called, corpus
-from conserved.attention import attention_rounding, centered, fused_centering
+from attention_training import Attention, Shape, Training, attention_called, corpus
+from conserved.attention import attention_rounding, centered, folded, fused_centering
+from conserved.attention.gauge_constants import mean_tokens_of_rows
+from conserved.attention.sampled_rows import SampledPositions
 from measure import RESULTS, in_turns, save
 
 
@@ -100,7 +103,7 @@ def _before_and_after(variant: Variant, kind: str, dtype: torch.dtype) -> dict[s
 
 
 def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of ten.
+    """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of several calls.
 
     Tensors lie as projections leave them, (batch, length, heads, width) with heads and length exchanged, so that no
     kernel has to copy the gradient of the output first.
@@ -119,31 +122,54 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 attend["rows, operations of PyTorch"] = _without_kernels(centered())
                 attend["rows, compiled"] = _compiled(centered())
             work = {name: _passes_of(function, leaves, gradient.detach()) for name, function in attend.items()}
-            try:
-                row = {"shape": shape, "kernel": kernel} | _timed(work, kernel, small=small)
-            except REFUSALS as problem:
-                row = {"shape": shape, "kernel": kernel, "problem": str(problem)[:300]}
-            rows.append(row)
-            yield {"cost": rows}
+            for timed, calls in (("attention", work), ("layer", _layer_passes(shape))):
+                row: dict[str, Any] = {"of": timed, "shape": shape, "kernel": kernel}
+                try:
+                    row |= _timed(calls, kernel, rounds=3 if small else 20 if length < 4096 else 8)
+                except REFUSALS as problem:
+                    row["problem"] = str(problem)[:300]
+                rows.append(row)
+                yield {"cost": rows}
             if clock.left < 10:
                 return
     yield {"cost": rows, "steps": _step_seconds(small)}
 
 
-def _timed(work: dict[str, Callable[[], Any]], kernel: str, *, small: bool) -> dict[str, Any]:
+def _layer_passes(shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
+    """Return forward and backward of a layer with its projections, which take part in folding, by attention."""
+    batch, heads, length, width = shape
+    x, gradient = (torch.randn(batch, length, heads * width, device=DEVICE).bfloat16() for _ in range(2))
+    x.requires_grad_()
+    work: dict[str, Callable[[], Any]] = {}
+    for name, every in (("plain", 0), ("rows", 0), ("folded", 2**40), ("folded, chosen in every call", 1)):
+        layer = Attention(Shape(width=heads * width, head=width, length=length)).to(DEVICE, torch.bfloat16)
+        attend: Any = centered() if name == "rows" else F.scaled_dot_product_attention
+        attend = folded(key=layer.k, value=layer.v, every=every) if every else attend
+        layer.attend = partial(attend, is_causal=True)
+        leaves = [x, *layer.parameters()]
+        work[name] = partial(_layer_pass, layer, x, leaves, gradient)
+    return work
+
+
+def _layer_pass(layer: Attention, x: Tensor, leaves: list[Tensor], gradient: Tensor) -> Any:
+    return torch.autograd.grad(layer(x), leaves, gradient)
+
+
+def _timed(work: dict[str, Callable[[], Any]], kernel: str, *, rounds: int) -> dict[str, Any]:
     """Return seconds of pieces of work by the clock of the host and in graphs, and the time of their GPU kernels.
 
     Other programs may use the GPU at the same time. A kernel of some microseconds is rarely interrupted, so that the
     sum over kernels of their median times is the steadiest of the three; it lacks the gaps between launches.
     """
     with backend(kernel):
-        row: dict[str, Any] = {"host": _median(in_turns(work, 3 if small else 20))}
+        row: dict[str, Any] = {"host": _median(in_turns(work, rounds))}
         if DEVICE.type == "cuda":
-            row["kernels"] = {name: _kernel_times(call) for name, call in work.items()}
-            graphs = {name: _graph_of_ten(call) for name, call in work.items()}
-            taken = in_turns(graphs, 20)
-            row["graph"] = {name: seconds / 10 for name, seconds in _median(taken).items()}
-            row["graph, least"] = {name: min(seconds) / 10 for name, seconds in taken.items()}
+            row["kernels"] = {name: _kernel_times(call, rounds) for name, call in work.items()}
+            calls = max(1, rounds // 2 - 2)
+            graphs = {name: _graph_of(calls, call) for name, call in work.items()}
+            taken = in_turns(graphs, rounds)
+            row["graph"] = {name: seconds / calls for name, seconds in _median(taken).items()}
+            row["graph, least"] = {name: min(seconds) / calls for name, seconds in taken.items()}
             row["sum of kernels"] = {name: 1e-6 * sum(times.values()) for name, times in row["kernels"].items()}
     return row
 
@@ -178,18 +204,17 @@ def _without_kernels(attend: Any) -> Attend:
     return call
 
 
-def _kernel_times(call: Callable[[], Any]) -> dict[str, float]:
+def _kernel_times(call: Callable[[], Any], calls: int) -> dict[str, float]:
     """Return microseconds of every kernel of a call: the median over calls, times its launches in a call."""
     from torch.profiler import ProfilerActivity, profile
 
-    calls = 15
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
     times: dict[str, list[float]] = {}
     for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             times.setdefault(event.name[:80], []).append(event.time_range.elapsed_us())
     return {name: digits(sorted(taken)[len(taken) // 2] * len(taken) / calls) for name, taken in times.items()}
 
@@ -198,8 +223,8 @@ def _median(seconds: dict[str, list[float]]) -> dict[str, float]:
     return {name: sorted(taken)[len(taken) // 2] for name, taken in seconds.items()}
 
 
-def _graph_of_ten(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Record ten calls, so that the host does not count."""
+def _graph_of(calls: int, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Record several calls, so that the host does not count."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -208,7 +233,7 @@ def _graph_of_ten(call: Callable[[], Any]) -> Callable[[], Any]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(10):
+        for _ in range(calls):
             call()
     replay: Callable[[], Any] = graph.replay
     return replay
@@ -221,21 +246,63 @@ def _compiled(attend: Any) -> Any:
 # Moments
 
 
-def look(run: Training, kernels: tuple[str, ...]) -> dict[str, Any]:
-    """Errors of dQ and dK by layer and head on the run's own tensors, true and predicted, and Adam's updates."""
+AGES = (1, 16)
+"""How many steps old the constants are that folded attention would use."""
+
+Held = list[tuple[Tensor, Tensor]]
+"""Constants of keys and values by layer."""
+
+
+def look(run: Training, kernels: tuple[str, ...], held: dict[int, Held] | None = None) -> dict[str, Any]:
+    """Errors of dQ and dK by layer and head on the run's own tensors, true and predicted, and Adam's updates.
+
+    `held` has constants by the step in which they were chosen, for the error of folded attention.
+    """
+    sample = run.starts[-1][:2]
+    tensors = _tensors(run, sample)
+    table: dict[str, Any] = {name: _errors_of(attention_called(name), name, tensors) for name in (*kernels, "centered")}
+    for age in AGES:
+        if constants := (held or {}).get(run.done - age):
+            table[f"folded, {age}"] = _errors_of(_held_constants(constants), "folded", tensors)
+    _wait()
+    return {"errors": table, "updates": updates(run, sample), "norms": run.norms()}
+
+
+def hold(run: Training) -> Held:
+    """Return the means over rows of k̄_i and O_i that folded attention chooses; rotated keys have none."""
+    constants = []
+    for q, k, v, _ in _tensors(run, run.starts[run.done]):
+        sample = SampledPositions.of(q.shape[2], 32, q.shape[1] // k.shape[1]).slice
+        rows, widths, _ = mean_tokens_of_rows(q, k, v, {"is_causal": True}, sample)
+        c, e = rows.float().mean((0, 2), keepdim=True).to(v.dtype).split(widths, -1)
+        constants.append((c if run.shape.kind == "learned" else torch.zeros_like(c), e))
+    return constants
+
+
+def _held_constants(constants: Held) -> Attend:
+    """Return flash attention with constants of each layer, called layer by layer."""
+    layers = iter(constants)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        c, e = next(layers)
+        output: Tensor = attention_called("flash")(q, k - c, v - e)
+        return output + e.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+    return attend
+
+
+def _tensors(run: Training, sample: Tensor) -> list[list[Tensor]]:
+    """Return queries, keys, values and the output gradient of every layer in a pass."""
     _wait()
     layers = run.model.attentions()
     for layer in layers:
         layer.kept = []
     run.optimizer.zero_grad(set_to_none=False)
-    sample = run.starts[-1][:2]
     run.gradients(sample)
     tensors = [list(layer.kept) for layer in layers]
     for layer in layers:
         layer.kept = None
-    table: dict[str, Any] = {name: _errors_of(name, tensors) for name in (*kernels, "centered")}
-    _wait()
-    return {"errors": table, "updates": updates(run, sample), "norms": run.norms()}
+    return tensors
 
 
 def _wait() -> None:
@@ -243,10 +310,9 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
+def _errors_of(attend: Attend, name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
     """Return the errors of one kernel by layer and head; "dQ seen" is that of dQ as attention sees it."""
     table: dict[str, Any] = {leg: [] for leg in LEGS}
-    attend = attention_called(name)
     for q, k, v, gradient in layers:
         length = q.shape[2]
         mask = torch.ones(length, length, dtype=torch.bool, device=DEVICE).tril()
@@ -260,7 +326,7 @@ def _errors_of(name: str, layers: list[list[Tensor]]) -> dict[str, Any]:
         table["dK"].append(_list(by_head(results[2], exact[2])))
         error, size = (seen_by_attention(change, q, k) for change in (results[1].double() - exact[1], exact[1]))
         table["dQ seen"].append(_list((error / size).sqrt()))
-        if name != "centered":
+        if name not in ("centered", "folded"):
             delta: Any = "scores" if name == "math" else "output"
             rounding = attention_rounding(q, k, v, results[0], gradient, causal=True, delta=delta)
             table["dQ predicted"].append(_list(rounding.query))
@@ -348,13 +414,15 @@ def moments(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _observed(run: Training, record: dict[str, Any], clock: Clock) -> Iterator[None]:
     """Train, look at the moments and at the end; the centered run is not looked at."""
-    start = time.monotonic()
+    start, held = time.monotonic(), {}
     for step in range(run.shape.steps + 1):
+        if run.attention == "flash" and step < run.shape.steps and {step + age for age in AGES} & set(MOMENTS):
+            held[step] = hold(run)
         if step in MOMENTS or step == run.shape.steps:
             record["norms"].append({"step": step} | run.norms())
             if run.attention == "flash":
                 kernels = GPU_KERNELS if DEVICE.type == "cuda" and run.shape.warm_up else CPU_KERNELS
-                record["moments"].append({"step": step} | look(run, kernels))
+                record["moments"].append({"step": step} | look(run, kernels, held))
             yield
         if step < run.shape.steps:
             run.step()

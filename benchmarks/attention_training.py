@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_kernels import BACKENDS, DEVICE, Attend, backend, causal_kernel, digits
-from conserved.attention import centered
+from conserved.attention import centered, folded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +198,18 @@ def attention_called(name: str) -> Attend:
     return call
 
 
+def _folded(layer: Any) -> Attend:
+    """Return flash attention that the layer's projections center, with constants of the step before."""
+    attend = folded(key=layer.k if layer.kind == "learned" else None, value=layer.v, every=1)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with backend("flash"):
+            output: Tensor = attend(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            return output
+
+    return call
+
+
 class Training:
     """A run: on a GPU its step is one CUDA graph, so that small models are not bound by the host.
 
@@ -233,7 +245,7 @@ class Training:
     def attend_by(self, attention: str) -> None:
         """Let all layers use the attention of a name."""
         for layer in self.model.attentions():
-            layer.attend = attention_called(attention)
+            layer.attend = _folded(layer) if attention == "folded" else attention_called(attention)
 
     def gradients(self, start: Tensor) -> Tensor:
         """Compute a loss and the gradients of all parameters."""
