@@ -120,19 +120,19 @@ def cost(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             attend["values only"] = centered(keys=False)
             if length < 4096 and kernel == "flash":
                 attend["rows, operations of PyTorch"] = _without_kernels(centered())
-                attend["rows, compiled"] = _compiled(centered())
             work = {name: _passes_of(function, leaves, gradient.detach()) for name, function in attend.items()}
             for timed, calls in (("attention", work), ("layer", _layer_passes(shape))):
                 row: dict[str, Any] = {"of": timed, "shape": shape, "kernel": kernel}
                 try:
-                    row |= _timed(calls, kernel, rounds=3 if small else 20 if length < 4096 else 8)
+                    row |= _timed(calls, kernel, rounds=3 if small else 20 if length < 4096 else 5)
                 except REFUSALS as problem:
                     row["problem"] = str(problem)[:300]
                 rows.append(row)
                 yield {"cost": rows}
             if clock.left < 10:
                 return
-    yield {"cost": rows, "steps": _step_seconds(small)}
+    if not options.calls:
+        yield {"cost": rows, "steps": _step_seconds(small)}
 
 
 def _layer_passes(shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
@@ -166,7 +166,8 @@ def _timed(work: dict[str, Callable[[], Any]], kernel: str, *, rounds: int) -> d
         if DEVICE.type == "cuda":
             row["kernels"] = {name: _kernel_times(call, rounds) for name, call in work.items()}
             calls = max(1, rounds // 2 - 2)
-            graphs = {name: _graph_of(calls, call) for name, call in work.items()}
+            pool = torch.cuda.graph_pool_handle()  # they never run at the same time
+            graphs = {name: _graph_of(calls, call, pool) for name, call in work.items()}
             taken = in_turns(graphs, rounds)
             row["graph"] = {name: seconds / calls for name, seconds in _median(taken).items()}
             row["graph, least"] = {name: min(seconds) / calls for name, seconds in taken.items()}
@@ -223,7 +224,7 @@ def _median(seconds: dict[str, list[float]]) -> dict[str, float]:
     return {name: sorted(taken)[len(taken) // 2] for name, taken in seconds.items()}
 
 
-def _graph_of(calls: int, call: Callable[[], Any]) -> Callable[[], Any]:
+def _graph_of(calls: int, call: Callable[[], Any], pool: Any) -> Callable[[], Any]:
     """Record several calls, so that the host does not count."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -232,15 +233,11 @@ def _graph_of(calls: int, call: Callable[[], Any]) -> Callable[[], Any]:
         call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         for _ in range(calls):
             call()
     replay: Callable[[], Any] = graph.replay
     return replay
-
-
-def _compiled(attend: Any) -> Any:
-    return torch.compile(lambda q, k, v, is_causal: attend(q, k, v, is_causal=is_causal))
 
 
 # Moments
@@ -655,6 +652,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--eager", action="store_true", help="do not record steps as CUDA graphs")
     parser.add_argument("--harsh", action="store_true", help="of the moments, only runs without warm-up")
+    parser.add_argument("--calls", action="store_true", help="of the cost, only that of calls and layers")
     parser.add_argument("--plain", action="store_true", help="do not use our Triton kernels")
     parser.add_argument("--only", action="append", help="a kernel, kind of model or setting; may be repeated")
     parser.add_argument("--steps", type=int, help="steps of the runs whose losses are compared")

