@@ -99,7 +99,7 @@ def upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
     first = min(symmetry.legs, key=lambda leg: order.index(leg.view.parameter))
     if first.degree > 0:
         return symmetry
-    return replace(symmetry, legs=tuple(Leg(leg.view, -leg.degree) for leg in symmetry.legs))
+    return replace(symmetry, legs=tuple(leg.turned() for leg in symmetry.legs))
 
 
 def gradients_of(

@@ -64,7 +64,9 @@ class Derivation:
                 ),
             )
             yield name, reason or "nothing about it is free"
-        yield from self._almost(moved - shared)
+        # The argument of an exponential moves by a shift: that its scales end there is how its law comes about.
+        shifted = {leg.view.parameter for symmetry in laws for leg in symmetry.legs if leg.logarithmic}
+        yield from self._almost(moved - shared - shifted)
 
     def _almost(self, moved: set[str]) -> Iterator[tuple[str, str]]:
         """Yield spaces of parameters that keep another law, each with the operation that ended it.
@@ -261,6 +263,9 @@ class Derivation:
         atoms = [np.zeros(0, dtype=np.int64)]
         for part in self.assembly.parts.get(symmetry.name, []):
             type_ = part.region.type
+            if part.shift and not symmetry.kind.linear:
+                # Shifts have numbers of their own: such a law is followed by its scales.
+                continue
             if symmetry.kind.linear:
                 atoms.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
             elif part.factor < 0:

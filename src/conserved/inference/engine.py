@@ -30,6 +30,9 @@ LARGEST = 20_000_000
 IMAGES = 16
 """Images of shifts that are followed apart through a product; a norm of a residual stream has two or three."""
 
+RELATIONS = 1_000_000
+"""Entries of an exponential up to which a shift of its argument may become a scale."""
+
 ENTRIES = 4_000_000
 """Parameters up to this size may be shifted entry by entry."""
 
@@ -85,6 +88,20 @@ class Softened:
     epsilon: int | float
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class ExponentialRelation:
+    """By how much the result of exp or log moves, as the sum of how its argument does, entry by entry.
+
+    The result of exp is scaled by what is added to its argument; to the result of log is added what scales its.
+    """
+
+    result: Atoms
+    argument: tuple[tuple[Fraction, Atoms], ...]
+    origin: int
+    log: bool
+    """Whether the result is a shift and the argument charges, and not the reverse."""
+
+
 @dataclass(slots=True)
 class Engine:
     """The unknowns of a program and the relations between them."""
@@ -100,6 +117,8 @@ class Engine:
     """Normalisations that forget a scale up to ε."""
     passed: dict[str, list[Atoms]] = member(default_factory=dict)
     """Charges that went through a kind of operation, such as "homogeneous"."""
+    exponentials: list[ExponentialRelation] = member(default_factory=list)
+    """Relations between charges and shifts, which are set to zero before each is solved alone."""
     gates: list[tuple[int, Atoms]] = member(default_factory=list)
     """Charges that were multiplied with something that differs from entry to entry, and by which operation."""
     origin: int = -1
@@ -187,6 +206,40 @@ class Engine:
             return
         for field in group:
             self.partition.shatter(field.atoms)
+
+    def exponential(self, type_: Type) -> Type:
+        """Return the type of exp(x): it is scaled by what is added to x, and x may not be scaled."""
+        self.zero(Type(type_.factors))
+        self.drop(type_.images)
+        self.let_go(type_)
+        shifts = cancel(self.moving(type_).shifts)
+        virtual, dims, sizes, _ = axes_of(shifts)
+        if not shifts or virtual or prod(sizes) > RELATIONS:
+            self.steady(type_)
+            return Type()
+        charge = self.alone(dims, sizes)
+        self._relate(charge, shifts, log=False)
+        return Type((charge,))
+
+    def logarithm(self, type_: Type) -> Type:
+        """Return the type of log(x): what scales x is added to it, and nothing may be added to x."""
+        self.steady(type_)
+        factors = cancel(type_.factors)
+        virtual, dims, sizes, _ = axes_of(factors)
+        if not factors or virtual or prod(sizes) > RELATIONS:
+            self.zero(Type(type_.factors))
+            return Type()
+        for factor in factors:
+            self.partition.shatter(factor.atoms)
+        shift = Field(*tidy(dims, self.shifts.fresh(sizes)))
+        self._relate(shift, factors, log=True)
+        return Type((), (shift,))
+
+    def _relate(self, result: Field, argument: Sequence[Field], *, log: bool) -> None:
+        _, dims, sizes, _ = axes_of(argument)
+        arrays = [np.broadcast_to(spread(field, dims, sizes), sizes) for field in (result, *argument)]
+        terms = tuple(zip((field.weight for field in argument), arrays[1:], strict=True))
+        self.exponentials.append(ExponentialRelation(arrays[0], terms, self.origin, log))
 
     def erase(self, fields: Iterable[Field], *, shift: bool = False) -> None:
         """Set every atom of these fields to zero."""

@@ -20,6 +20,8 @@ class LegPart:
     degree: int | float
     places: np.ndarray
     """Positions along the factor's axes, a row for every row of the leg."""
+    shift: bool = False
+    """Whether `factor` counts the shifts of the region's type, as of a leg that moves by the logarithm of a scale."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class FoundSymmetry:
     def signed(self) -> FoundSymmetry:
         """Make the degree of the first leg positive."""
         if self.legs[0].degree < 0:
-            self.legs = tuple(Leg(leg.view, -leg.degree) for leg in self.legs)
+            self.legs = tuple(leg.turned() for leg in self.legs)
             for part in self.parts:
                 part.degree = -part.degree
         return self

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conserved.inference.exponentials import LOG_SCALE
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
@@ -112,6 +113,8 @@ def _pair(found_symmetry: FoundSymmetry, marks: _Marks) -> str:
 
 def _describe(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
     """Return block, family and part of a symmetry."""
+    if found_symmetry.family == LOG_SCALE:
+        return _common([_module(leg.view.parameter) for leg in found_symmetry.legs]), LOG_SCALE, ""
     if found_symmetry.family:
         module, _, leaf = found_symmetry.legs[0].view.parameter.rpartition(".")
         return module, found_symmetry.family, leaf
@@ -154,7 +157,7 @@ def _describe(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) 
     family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else plain
     if family == "gated_neurons":
         found_symmetry.legs = tuple(
-            sorted((Leg(leg.view, -leg.degree) for leg in found_symmetry.legs), key=lambda leg: leg.degree < 0)
+            sorted((leg.turned() for leg in found_symmetry.legs), key=lambda leg: leg.degree < 0)
         )
     return _common(modules), family, ""
 

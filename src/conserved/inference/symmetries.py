@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from conserved.inference.echelon import Echelon, Equation
+from conserved.inference.exponentials import separate, traded_laws
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
@@ -30,6 +31,8 @@ class Assembly:
         self.typing = typing
         self.engine = typing.engine
         self.regions = [region for regions in self.engine.regions.values() for region in regions if regions]
+        self.traded = traded_laws(self.engine, self.regions)
+        separate(self.engine)
         self.charges: Solution = self.engine.charges.solve()
         self.shifts: Solution = self.engine.shifts.solve(joined=True)
         self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
@@ -46,7 +49,8 @@ class Assembly:
     def found(self) -> list[FoundSymmetry]:
         """Return every symmetry."""
         linear, gone = self._linear()
-        return linear + self._scalings(gone) + Translations(self.regions, self.shifts, self.unviewable).found()
+        shifts = Translations(self.regions, self.shifts, self.unviewable).found()
+        return linear + self._scalings(gone) + self.traded + shifts
 
     def _linear(self) -> tuple[list[FoundSymmetry], np.ndarray]:
         """Return blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
@@ -115,7 +119,7 @@ class Assembly:
             if legs is None:
                 continue
             if legs[0].degree < 0:
-                legs = tuple(Leg(leg.view, -leg.degree) for leg in legs)
+                legs = tuple(leg.turned() for leg in legs)
             result.append(FoundSymmetry(GeneralLinear(), legs, own_parts, space=int(self.spaces[members[0]])))
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)

@@ -72,7 +72,7 @@ def _rank(symmetries: list[Symmetry], theta: Tensors) -> int:
         return torch.cat([symmetry.kind.coordinates(symmetry.law(values)) for symmetry in symmetries])
 
     jacobian = torch.func.jacrev(every_number)(point)
-    rows = torch.cat([jacobian[name].flatten(1) for name in names], dim=1)
+    rows = torch.cat([jacobian[name].reshape(len(jacobian[name]), -1) for name in names], dim=1)
     lengths = torch.linalg.vector_norm(rows, dim=1)
     # A law whose gradient vanishes here (all its legs are zero) must stay zero, not be scaled up to a direction.
     alive = lengths > 1e-14 * lengths.max()

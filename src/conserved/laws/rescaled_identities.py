@@ -25,17 +25,23 @@ def reweigh(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float
     """
     points = [matrix.detach() for matrix in symmetry.matrices(theta, torch.float64)]
     directions = [leg.view.matrix(gradients[leg.view.parameter].detach()).double() for leg in symmetry.legs]
-    # A linear law does not read its parameters: their size is no part of it.
-    height = 1.0 if symmetry.kind.linear else _peak(points)
+    # A linear law does not read its parameters, and a shift is not scaled with them: sizes are no part of either.
+    height = 1.0 if symmetry.kind.linear or symmetry.logarithmic else _peak(points)
     steepness = _peak(directions)
     if height == 0 or steepness == 0:
         return 0.0, floor, floor > 0 and symmetry.kind.linear
     if not (np.isfinite(height) and np.isfinite(steepness)):
         return float("nan"), float("nan"), True
-    plan = Plan.of_matrices(symmetry.kind, symmetry.degrees, [matrix.shape for matrix in points])
+    if symmetry.logarithmic:
+        plan, names = symmetry.plan, symmetry.parameters
+        points = [whole(theta[name].detach()).double() for name in names]
+        directions = [whole(gradients[name].detach()).double() for name in names]
+    else:
+        plan = Plan.of_matrices(symmetry.kind, symmetry.degrees, [matrix.shape for matrix in points])
+        names = tuple(plan.needs)
     scaled = (
-        Point({name: matrix / height for name, matrix in zip(plan.needs, points, strict=True)}),
-        Direction({name: matrix / steepness for name, matrix in zip(plan.needs, directions, strict=True)}),
+        Point({name: matrix / height for name, matrix in zip(names, points, strict=True)}),
+        Direction({name: matrix / steepness for name, matrix in zip(names, directions, strict=True)}),
     )
     value, scale = plan.evaluate(scaled, [(0, 1)], sizes=True).sizes()[1][0][0].tolist()
     scale = max(scale, floor / steepness / height)

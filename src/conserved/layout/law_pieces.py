@@ -71,7 +71,8 @@ class LawAssembly:
         """Return how laws, as this process reads them, are put together."""
         sums: dict[str, LegSum] = {}
         laws: list[Symmetry] = []
-        for symmetry in symmetries:
+        for given in symmetries:
+            symmetry = given.polarised
             over = {} if layout.gathered.intersection(symmetry.parameters) else _sums(symmetry, layout, layout.spread)
             legs = [*symmetry.legs]
             for index, groups in over.items():
@@ -80,7 +81,7 @@ class LawAssembly:
                 name = _unused(f"{leg.view.text()} summed over {sizes} processes", sums)
                 sums[name] = LegSum(symmetry.name, symmetry.kind, leg, groups)
                 legs[index] = Leg(small_view(name, small_shape(symmetry.kind, leg)), leg.degree)
-            laws.append(replace(symmetry, legs=tuple(legs)) if over else symmetry)
+            laws.append(replace(symmetry, legs=tuple(legs)) if over else given)
         return LawAssembly(groups=layout.spread, symmetries=tuple(laws), sums=sums)
 
     @property

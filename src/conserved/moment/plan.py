@@ -107,7 +107,7 @@ class Plan:
     def of(symmetries: Sequence[Symmetry], *, kernels: bool = True) -> Plan:
         """Return the plan of some symmetries."""
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
-        return Plan(tuple(symmetries), alike(symmetries), needs, kernels=kernels)
+        return Plan(tuple(symmetries), alike([s.polarised for s in symmetries]), needs, kernels=kernels)
 
     @staticmethod
     def of_matrices(kind: Kind, degrees: Sequence[Degree], shapes: Sequence[Sequence[int]]) -> Plan:

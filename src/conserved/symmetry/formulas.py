@@ -9,15 +9,26 @@ from conserved.symmetry.products import RowProducts
 from conserved.symmetry.view import View
 
 
-def formula(kind: Kind, legs: Iterable[tuple[View, Degree]], *, latex: bool) -> str:
-    """Return the law of a kind on legs, each a view and its degree."""
+def formula(kind: Kind, legs: Iterable[tuple[View, Degree, bool]], *, latex: bool) -> str:
+    """Return the law of a kind on legs, each a view, its degree, and whether a logarithm is added to it."""
     pieces: list[str] = []
-    for view, degree in legs:
-        weight = "" if abs(degree) == 1 else f"{abs(degree):g}" + (r"\," if latex else "·")
+    for view, degree, logarithmic in legs:
+        # Of a leg that is shifted μ(θ, θ) has both orders: 2 ⟨1, θ⟩.
+        size = abs(degree) * (2 if logarithmic else 1)
+        weight = "" if size == 1 else f"{size:g}" + (r"\," if latex else "·")
         minus = "-" if latex else "−"
         joint = ("" if degree > 0 else minus) if not pieces else (" + " if degree > 0 else f" {minus} ")
-        pieces.append(f"{joint}{weight}{_term(kind, view, latex=latex)}")
+        term = _total(kind, view, latex=latex) if logarithmic else _term(kind, view, latex=latex)
+        pieces.append(f"{joint}{weight}{term}")
     return "".join(pieces)
+
+
+def _total(kind: Kind, view: View, *, latex: bool) -> str:
+    """Return the sum of what a scale reads of one leg: of each row, or of all entries."""
+    by_row = getattr(kind.products, "faces", "rows") == "rows"
+    face = view.row("i", latex=latex) if by_row else view.text(latex=latex)
+    single = view.m == 1 if by_row else view.n * view.m == 1
+    return face if single else (r"\sum " if latex else "Σ ") + face
 
 
 def _term(kind: Kind, view: View, *, latex: bool) -> str:

@@ -17,7 +17,7 @@ of f, and U the update of any optimizer, θ' = θ − U:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -62,10 +62,28 @@ class Leg:
 
     view: View
     degree: Degree = 1
+    logarithmic: bool = False
+    """Whether the degree times the logarithm of the scale is added, as to the argument of an exponential."""
+
+    def turned(self) -> Leg:
+        """Return the leg that moves the other way."""
+        return replace(self, degree=-self.degree)
+
+    def polarised(self) -> tuple[Leg, ...]:
+        """Return legs that are multiplied only and have the same moment map together.
+
+        A shift reads 1 where a scale reads its leg. With c the 1 of a point and the 0 of a direction,
+        c_A ⟨1, B⟩ + c_B ⟨A, 1⟩ = ½ ⟨A + c_A, B + c_B⟩ − ½ ⟨A − c_A, B − c_B⟩.
+        """
+        if not self.logarithmic:
+            return (self,)
+        halves = ((1.0, self.degree / 2), (-1.0, -self.degree / 2))
+        return tuple(Leg(replace(self.view, offset=offset), degree) for offset, degree in halves)
 
     def __str__(self) -> str:
         sign = "+" if self.degree > 0 else "−"
-        return f"{self.view} ({sign})" if abs(self.degree) == 1 else f"{self.view} ({sign}{abs(self.degree):g})"
+        name = f"exp({self.view})" if self.logarithmic else f"{self.view}"
+        return f"{name} ({sign})" if abs(self.degree) == 1 else f"{name} ({sign}{abs(self.degree):g})"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -91,6 +109,8 @@ class Symmetry:
             raise ValueError(f"{self.name}: a symmetry needs at least one leg.")
         try:
             self.kind.check(tuple(leg.degree for leg in self.legs), self.n)
+            if self.logarithmic and not self.kind.positive:
+                raise ValueError(f"{self.kind.title} has no logarithm of a scale that could be added to a leg.")
         except ValueError as problem:
             raise ValueError(f"{self.name}: {problem}") from None
         for shared, sizes in (
@@ -143,6 +163,18 @@ class Symmetry:
     def inert(self) -> bool:
         """Whether the identity says that a gradient is itself zero, with nothing to cancel against."""
         return self.kind.linear and sum(leg.view.n for leg in self.legs) == 1
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether some leg is shifted by the logarithm of the scale that multiplies others."""
+        return any(leg.logarithmic for leg in self.legs)
+
+    @cached_property
+    def polarised(self) -> Symmetry:
+        """The same moment map by legs that are multiplied only, which is how it is evaluated."""
+        if not self.logarithmic:
+            return self
+        return replace(self, legs=tuple(part for leg in self.legs for part in leg.polarised()))
 
     @property
     def degrees(self) -> tuple[Degree, ...]:
@@ -274,7 +306,11 @@ class Symmetry:
             matrix = leg.view.of_point(tensor)
             precision = torch.promote_types(matrix.dtype, torch.float32)
             element = g.to(matrix.device, torch.promote_types(precision, g.dtype) if g.is_complex() else precision)
-            new = self.kind.act(element, matrix.to(precision), leg.degree)
+            if leg.logarithmic:
+                shift = leg.degree * element.log()
+                new = matrix.to(precision) + (shift[:, None] if shift.ndim else shift)
+            else:
+                new = self.kind.act(element, matrix.to(precision), leg.degree)
             moved[leg.view.parameter] = leg.view.written(tensor, new.to(matrix.dtype))
         return moved
 
@@ -293,12 +329,12 @@ class Symmetry:
     @property
     def formula(self) -> str:
         """The law as a formula in plain text."""
-        return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=False)
+        return formula(self.kind, ((leg.view, leg.degree, leg.logarithmic) for leg in self.legs), latex=False)
 
     @property
     def latex(self) -> str:
         """The law as LaTeX."""
-        return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=True)
+        return formula(self.kind, ((leg.view, leg.degree, leg.logarithmic) for leg in self.legs), latex=True)
 
     def __repr__(self) -> str:
         legs = ", ".join(map(str, self.legs))
@@ -311,7 +347,9 @@ class Symmetry:
             **record_of(self, "block family part epsilon source"),
             "kind": self.kind.code,
             "legs": [
-                record_of(leg.view, "parameter shape grid axes pick rows offset") | {"degree": leg.degree}
+                record_of(leg.view, "parameter shape grid axes pick rows offset")
+                | {"degree": leg.degree}
+                | ({"logarithmic": True} if leg.logarithmic else {})
                 for leg in self.legs
             ],
         }
@@ -362,6 +400,7 @@ def _leg(data: Mapping[str, Any]) -> Leg:
             offset=real(data["offset"]),
         ),
         int(degree) if degree.is_integer() else degree,
+        logarithmic=data.get("logarithmic") is True,
     )
 
 

@@ -192,11 +192,18 @@ def _clamp(s: Step) -> Known:
     return fix_all(s)
 
 
+@rule("exp", "exp_")
+def _exp(s: Step) -> Known:
+    return s.engine.exponential(s.type(s.arg(0)))
+
+
+@rule("log", "log_")
+def _log(s: Step) -> Known:
+    return s.engine.logarithm(s.type(s.arg(0)))
+
+
 FIXING = [
-    "exp",
-    "exp_",
     "expm1",
-    "log",
     "log2",
     "log10",
     "log1p",
