@@ -72,7 +72,7 @@ def test_the_drift_is_the_change_of_the_law(kind: Scaling | OneScale | Translati
 
 def test_an_offset_is_written_in_formulas_and_files() -> None:
     symmetry = pair(Scaling(), 1.0)
-    assert symmetry.formula == "‖(1 + gain)[i]‖² − ‖map[:,i]‖²"
+    assert symmetry.formula == "(1 + gain)[i]² − ‖map[:,i]‖²"
     assert Symmetry.from_dict(symmetry.record()) == symmetry
     assert symmetry != pair(Scaling(), 0.0)
 

@@ -127,9 +127,9 @@ def _joint_system(engine: Engine) -> tuple[LinearSystem, int]:
             replace(batch, atoms=tuple(_moved(array, start) for array in batch.atoms)) for batch in system.batches
         ]
     for relation in engine.exponentials:
-        start = (0, first_shift) if relation.log else (first_shift, 0)
-        terms = [(weight, _moved(atoms, start[0])) for weight, atoms in relation.argument]
-        joint.add([*terms, (Fraction(-1), _moved(relation.result, start[1]))], origin=relation.origin)
+        of_argument, of_result = (0, first_shift) if relation.log else (first_shift, 0)
+        terms = [(weight, _moved(atoms, of_argument)) for weight, atoms in relation.argument]
+        joint.add([*terms, (Fraction(-1), _moved(relation.result, of_result))], origin=relation.origin)
     return joint, first_shift
 
 

@@ -17,7 +17,7 @@ from conserved.inference.exponentials import LOG_SCALE
 from conserved.inference.found_symmetry import FoundSymmetry, LegPart
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
-from conserved.symmetry import Leg, Symmetry
+from conserved.symmetry import Symmetry
 
 WORDS = {
     "query_scale": ("q", "q_proj", "wq", "query", "to_q", "q_b_proj", "queries", "c_q"),

@@ -33,7 +33,7 @@ def reweigh(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float
     if not (np.isfinite(height) and np.isfinite(steepness)):
         return float("nan"), float("nan"), True
     if symmetry.logarithmic:
-        plan, names = symmetry.plan, symmetry.parameters
+        plan, names = Plan.of([symmetry], kernels=False), symmetry.parameters
         points = [whole(theta[name].detach()).double() for name in names]
         directions = [whole(gradients[name].detach()).double() for name in names]
     else:

@@ -274,7 +274,7 @@ class _Reading:
         """Return one leg, by PyTorch's own operations."""
         batch, dtype = self._plan.batches[leg[0]], self._types[leg[0]]
         symmetry, seen = self._plan.symmetries[batch.members[0]], batch.legs[leg[1]]
-        degree = symmetry.legs[leg[1]].degree
+        degree = batch.degrees[leg[1]]
         legs = [*map(seen.reading.matrices, paired.tensors, paired.constants)]
         columns: Tensor | None = None
         if paired.bounded:
@@ -300,7 +300,7 @@ class _Reading:
                 batch = plan.batches[number]
                 symmetry, layout = plan.symmetries[batch.members[0]], batch.legs[position].layout
                 assert layout is not None
-                degree = symmetry.legs[position].degree
+                degree = batch.degrees[position]
                 strides = layout.from_first()
                 leg = ProgramLeg(symmetry.kind.products, degree, strides, paired.pairs, kinds, self._wanted)
                 group, several = groups[number]
@@ -356,7 +356,7 @@ class _Reading:
                 # In the order in which parameters are read: the first key is the one that others are compared with.
                 for position in sorted(positions, key=lambda leg: order[legs_of[leg].view.parameter]):
                     key, by_kernels = ways[run[0], position]
-                    degree = plan.symmetries[plan.batches[run[0]].members[0]].legs[position].degree
+                    degree = plan.batches[run[0]].degrees[position]
                     spans = tuple(_spans([where[batch, position] for batch in run]))
                     if by_kernels and len(batches) == 1:
                         # All legs that lie alike are in one block, and added up.

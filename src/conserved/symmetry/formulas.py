@@ -41,6 +41,10 @@ def _term(kind: Kind, view: View, *, latex: bool) -> str:
         return face
     if products.lifted:
         return face if view.n == 1 else (r"\sum_{i} " if latex else "Σᵢ ") + view.row("i", latex=latex)
+    entries = view.n * view.m
     if products.faces == "rows":
+        entries = view.m if products.unit == 1 else products.unit
         face = view.row("i", latex=latex) if products.unit == 1 else face + ("^{(j)}" if latex else "⁽ʲ⁾")
+    if entries == 1:
+        return face + ("^{2}" if latex else "²")
     return rf"\lVert {face} \rVert^{{2}}" if latex else f"‖{face}‖²"

@@ -69,6 +69,13 @@ class Leg:
         """Return the leg that moves the other way."""
         return replace(self, degree=-self.degree)
 
+    def acted(self, kind: Kind, element: Tensor, matrix: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """Return what an element of a group makes of a matrix that the leg reads."""
+        if not self.logarithmic:
+            return kind.act(element, matrix, self.degree)
+        shift = self.degree * element.log()
+        return matrix + (shift[:, None] if shift.ndim else shift)
+
     def polarised(self) -> tuple[Leg, ...]:
         """Return legs that are multiplied only and have the same moment map together.
 
@@ -306,11 +313,7 @@ class Symmetry:
             matrix = leg.view.of_point(tensor)
             precision = torch.promote_types(matrix.dtype, torch.float32)
             element = g.to(matrix.device, torch.promote_types(precision, g.dtype) if g.is_complex() else precision)
-            if leg.logarithmic:
-                shift = leg.degree * element.log()
-                new = matrix.to(precision) + (shift[:, None] if shift.ndim else shift)
-            else:
-                new = self.kind.act(element, matrix.to(precision), leg.degree)
+            new = leg.acted(self.kind, element, matrix.to(precision))
             moved[leg.view.parameter] = leg.view.written(tensor, new.to(matrix.dtype))
         return moved
 

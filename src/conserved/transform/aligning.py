@@ -213,4 +213,7 @@ def distance(a: Tensors, b: Tensors) -> float:
 
 def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
     """Return the element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
+    if symmetry.logarithmic:
+        # A scale that is traded for a shift is fixed where representatives meet.
+        return None
     return symmetry.kind.nearest_element(symmetry.matrices(goal), symmetry.matrices(work), symmetry.degrees)

@@ -141,7 +141,7 @@ def representative(state: Tensors, gauge: GaugeFreedom) -> tuple[dict[str, Tenso
     with torch.no_grad():
         for symmetry in order:
             kind = symmetry.kind
-            if not kind.defines(Kind.canonical_element):
+            if not kind.defines(Kind.canonical_element) or symmetry.logarithmic:
                 continue
             element = kind.canonical_element(symmetry.matrices(work), symmetry.degrees)
             if element is not None:

@@ -88,7 +88,7 @@ def _relaxed_rules() -> Iterator[None]:
         return entrywise(s) if alone else former["aten::add"](s)
 
     former = dict(RULES)
-    RULES.update({f"aten::{name}": entrywise for name in FIXING if f"aten::{name}" in RULES})
+    RULES.update({f"aten::{name}": entrywise for name in (*FIXING, "exp", "log") if f"aten::{name}" in RULES})
     RULES.update({f"aten::{name}": norm for name in _NORMS})
     RULES.update({"aten::mean": size, "aten::add": plus, "aten::pow": entrywise})
     try:

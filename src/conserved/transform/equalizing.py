@@ -232,6 +232,8 @@ def _refusal(members: Sequence[Symmetry], problem: UnmovableError, skipped: dict
 def _untouched_names(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:
     if not symmetry.kind.movable:
         return symmetry.kind.undefined()
+    if symmetry.logarithmic:
+        return "it trades a scale for a shift, which no objective weighs"
     if symmetry.family in ABOUT_GRADIENTS:
         return "it says that a gradient is zero, not that the function does not see these entries"
     if symmetry.family in ABOUT_LOSS:

@@ -32,6 +32,20 @@ def folding(symmetry: Symmetry, gain: Tensor) -> Tensor:
     return torch.where(values > 0, 1 / values.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 
 
+def _shift_fixing(symmetry: Symmetry, weights: Weights) -> Tensor:
+    """Return the element after which entries that are shifted equal their degrees on average, in every row.
+
+    Not zero, around which fingerprints would compare rounding.
+    """
+    legs = [leg for leg in symmetry.legs if leg.logarithmic]
+    totals = [leg.degree * leg.view.of_point(weights.read(leg.view.parameter)).sum(1) for leg in legs]
+    # One scale moves all rows, so that all of them count in its only sum.
+    counts = [1 if symmetry.kind.scales_rows else leg.view.n for leg in legs]
+    weight = sum(leg.degree**2 * leg.view.m * count for leg, count in zip(legs, counts, strict=True))
+    total = torch.stack([symmetry.kind.by_unit(rows, "sum") for rows in totals]).sum(0)
+    return symmetry.kind.scaling_element((1 - total / weight).exp())
+
+
 class FixedGauge(Weights):
     """Weights that are moved while they are read, tensor by tensor. The source stays as it is.
 
@@ -55,7 +69,7 @@ class FixedGauge(Weights):
         for symmetry, element in self._moves[name]:
             for leg in symmetry.legs:
                 if leg.view.parameter == name:
-                    write(leg.view, tensor, symmetry.kind.act(element, leg.view.of_point(tensor), leg.degree))
+                    write(leg.view, tensor, leg.acted(symmetry.kind, element, leg.view.of_point(tensor)))
         return tensor
 
     def write(self, work: Mapping[str, Tensor]) -> None:
@@ -78,7 +92,10 @@ def fix_scales(source: Weights, exact: Sequence[Symmetry]) -> FixedGauge:
     with torch.no_grad():
         for symmetry in gains:
             fixed.move(symmetry, folding(symmetry, fixed.read(symmetry.legs[0].view.parameter)))
-        balanced = equalize(fixed, laws=[s for s in exact if s not in gains]).moved
+        traded = [symmetry for symmetry in exact if symmetry.logarithmic]
+        for symmetry in traded:
+            fixed.move(symmetry, _shift_fixing(symmetry, fixed))
+        balanced = equalize(fixed, laws=[s for s in exact if s not in gains and s not in traded]).moved
     for symmetry, element in reversed(list(balanced.inverse.items())):
         fixed.move(symmetry, symmetry.kind.inverse(element))
     return fixed

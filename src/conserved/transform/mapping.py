@@ -69,7 +69,7 @@ def mappings(
     symmetries = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
-    scalable = [(s, readers(s, sizes)) for s in symmetries.symmetries if s.exact and s.kind.scales_rows]
+    scalable = [(s, readers(s, sizes)) for s in symmetries.symmetries if _scales_alone(s)]
     plain = _merge([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     return plain if format == "plain" else in_format(model, plain, format)
 
@@ -96,6 +96,11 @@ def missing_form(mapping: LayerMapping) -> str:
             mapping.reason.rpartition("; ")[2] if "; " in mapping.reason else mapping.reason
         )
     return ""
+
+
+def _scales_alone(symmetry: Symmetry) -> bool:
+    """Return whether a symmetry multiplies rows, and adds nothing anywhere."""
+    return symmetry.exact and symmetry.kind.scales_rows and not symmetry.logarithmic
 
 
 def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:

@@ -175,12 +175,12 @@ def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> N
     scales = symmetry.kind.row_scales(element)
     for leg in symmetry.legs:
         tensor = work[leg.view.parameter]
-        if scales is not None and leg.view.rows is None and not leg.view.offset:
+        if scales is not None and not leg.logarithmic and leg.view.rows is None and not leg.view.offset:
             faced = leg.view.face(tensor)
             lengths = [*faced.shape[: len(leg.view.axes)], *[1] * len(leg.view.rest)] if scales.ndim else []
             faced.mul_((scales**leg.degree).reshape(lengths).to(tensor))
             continue
-        write(leg.view, tensor, symmetry.kind.act(element.to(tensor.device), leg.view.of_point(tensor), leg.degree))
+        write(leg.view, tensor, leg.acted(symmetry.kind, element.to(tensor.device), leg.view.of_point(tensor)))
 
 
 def write(view: View, tensor: Tensor, matrix: Tensor) -> None:

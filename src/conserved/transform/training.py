@@ -61,7 +61,7 @@ class EqualizeEvery:
         self.model, self.optimizer, self.every, self.objective = model, optimizer, every, objective
         listed = laws.symmetries if isinstance(laws, LawSet) else laws
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
-        self.symmetries = [s for s in listed if s.exact and trained.issuperset(s.parameters)]
+        self.symmetries = [s for s in listed if s.exact and not s.logarithmic and trained.issuperset(s.parameters)]
         self.steps = 0
         self.last: Equalized | None = None
         self.move()
