@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import conserved
 from conserved.attention import NotInvariantError, folded
 
 
@@ -120,6 +121,17 @@ def test_calls_without_gradients_are_plain() -> None:
     gradients(layer, x)
     with torch.no_grad():
         assert torch.equal(layer(x), plain(x))
+
+
+def test_the_laws_of_keys_and_values_are_still_found_and_hold() -> None:
+    plain, x = Layer(key_heads=4), tokens(torch.float32)
+    layer = copy.deepcopy(plain)
+    layer.attend = folded(**layer.projections())
+    gradients(layer, x)
+    laws = conserved.recognize(layer, x)
+    assert len(laws.laws) == len(conserved.recognize(plain, x).laws) > 5
+    gradients(layer, x)
+    assert conserved.audit(layer, laws).ok
 
 
 def test_constants_stay_in_the_same_memory_and_follow_the_batch() -> None:

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved._torch_compat import dispatch_modes
 from conserved.attention.centered_attention import CenteredAttention, drops, heads_first
 from conserved.attention.gauge_constants import ROWS, mean_tokens_of_rows
 from conserved.attention.invariance import Attend, NotInvariantError
@@ -70,7 +71,7 @@ class FoldedAttention(CenteredAttention):
         plain: bool = False,
     ) -> Any:
         """Compute attention, restore the values and choose the next constants; arguments as for `CenteredAttention`."""
-        if not torch.is_grad_enabled():  # the projections did not shift anything either
+        if not _shifts():
             return attend(query, key, value)
         self._require_invariance(attend, query, key, value, options, plain=plain)
         if self.causal:
@@ -124,6 +125,14 @@ class FoldedAttention(CenteredAttention):
                 self._added.copy_(constant)
 
 
+def _shifts() -> bool:
+    """Return whether calls are centered: while gradients are recorded, and nobody reads the program.
+
+    Constants in it would hide the laws of its keys and values.
+    """
+    return torch.is_grad_enabled() and (torch.compiler.is_compiling() or not dispatch_modes())
+
+
 class _Columns:
     """Columns of a linear map, and the constant that is subtracted from them."""
 
@@ -158,7 +167,7 @@ class _ShiftedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
-        if self.shift is not None and torch.is_grad_enabled():
+        if self.shift is not None and _shifts():
             bias = self.shift if bias is None else bias + self.shift
         return F.linear(x, weight, bias)
 
