@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ __all__ = [
     "BatchNormBase",
     "DisableTorchFunction",
     "DropoutBase",
+    "FlatUnit",
     "InstanceNormBase",
     "TorchDispatchMode",
     "adjusted_muon_rate",
@@ -36,6 +39,7 @@ __all__ = [
     "disable_dynamo",
     "dispatch_modes",
     "finished_work",
+    "flat_units",
     "foreach_add_",
     "foreach_div",
     "foreach_norm",
@@ -166,3 +170,63 @@ def adjusted_muon_rate(rate: float, rule: str | None, shape: torch.Size) -> floa
     from torch.optim import _muon
 
     return _muon._adjust_lr(rate, rule, shape)
+
+
+FSDP1_CHILD = "_fsdp_wrapped_module"
+"""The name under which `FullyShardedDataParallel` keeps the module inside it."""
+
+FSDP1_FLAT = "_flat_param"
+"""The name of the flat tensor on the module that was wrapped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlatUnit:
+    """Parameters that FSDP1 joined in one flat tensor, of which each process holds a range."""
+
+    flat: Any
+    group: Any
+    """Processes among which the flat tensor is cut; it is whole on each if `sharded` is False."""
+    replicas: Any
+    """Processes that hold the same range, of a hybrid strategy; None without one."""
+    sharded: bool
+    length: int
+    """Entries on each process, with padding at the end."""
+    members: tuple[tuple[nn.Module, str, torch.Size, int, Tensor], ...]
+    """Module, attribute, shape, first entry, and the tensor whose `.grad` an optimizer reads."""
+    tied: tuple[tuple[nn.Module, str, nn.Module, str], ...]
+    """Attributes that are the same parameter as another one."""
+
+    def held(self) -> Tensor:
+        """Return the range of this process. Before the first forward pass the flat tensor itself is that."""
+        held: Tensor = getattr(self.flat, "_local_shard", self.flat) if self.sharded else self.flat
+        return held.detach().flatten()
+
+
+def flat_units(model: nn.Module) -> list[FlatUnit]:
+    """Return what FSDP1 made of the parameters of a model; nothing without it."""
+    units = []
+    for module in model.modules():
+        handle: Any = getattr(module, "_handle", None) if FSDP1_CHILD in module._modules else None
+        if handle is None:
+            continue
+        flat, sharded = handle.flat_param, bool(handle.uses_sharded_strategy)
+        counts = flat._numels_with_padding
+        starts = [
+            end - count
+            for end, count, padding in zip(accumulate(counts), counts, flat._is_padding_mask, strict=True)
+            if not padding
+        ]
+        originals = flat._params or [flat] * len(starts)
+        described = zip(flat._param_infos, flat._shapes, starts, originals, strict=True)
+        units.append(
+            FlatUnit(
+                flat=flat,
+                group=handle.process_group,
+                replicas=getattr(module, "_inter_node_pg", None),
+                sharded=sharded,
+                length=flat._sharded_size.numel() if sharded else sum(counts),
+                members=tuple((info[1], info[0], shape, start, own) for info, shape, start, own in described),
+                tied=tuple((info[1], info[0], info[4], info[3]) for info in flat._shared_param_infos),
+            )
+        )
+    return units

@@ -32,6 +32,7 @@ from conserved.layout import (
     compare_replicas,
     gradient_of,
     layout_of,
+    processes_of,
     reduced_gradients,
 )
 from conserved.layout.megatron import is_shared_with_stages
@@ -157,7 +158,7 @@ def _gathered_bytes(laws: LawSet, trained: Mapping[str, Tensor]) -> int:
     """Return the bytes a process sends where DTensors are gathered: its own part, to every other process."""
     tensors: list[Any] = [trained[name] for name in laws.plan.needs if hasattr(trained[name], "full_tensor")]
     # Parameters, and gradients of their size.
-    parts = ((tensor.to_local(), tensor.device_mesh.size()) for tensor in tensors)
+    parts = ((tensor.to_local(), processes_of(tensor)) for tensor in tensors)
     return sum(2 * (size - 1) * local.numel() * local.element_size() for local, size in parts)
 
 

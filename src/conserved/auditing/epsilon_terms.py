@@ -33,7 +33,7 @@ from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
 from conserved.inference.laws_up_to_epsilon import Forgetting
 from conserved.laws import LawSet
-from conserved.layout import RankGroup
+from conserved.layout import RankGroup, is_sharded
 from conserved.moment import RowNorm, to_host
 from conserved.symmetry import Tensors
 
@@ -437,7 +437,7 @@ def _plain(model: nn.Module, group: RankGroup | None) -> bool:
     """
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
         return False
-    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+    if is_sharded(model):
         return False
     if group is not None and group.size == torch.distributed.get_world_size():
         return True

@@ -15,6 +15,7 @@ from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
 from conserved.inference.moving_parameters import move_parameters, runs
 from conserved.laws.identities import HALF
+from conserved.layout import has_flat_shards
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
@@ -93,7 +94,7 @@ def _not_kept(
 ) -> dict[str, tuple[str, ...]]:
     """Return the laws along which a call of the model changes its outputs, and words."""
     result: dict[str, tuple[str, ...]] = {}
-    if not doubted:
+    if not doubted or has_flat_shards(backward.model):
         return result
     theta: dict[str, Tensor] = dict(backward.model.named_parameters())
     if any(value.dtype in HALF for value in theta.values()):

@@ -28,11 +28,12 @@ from conserved.inference.probed import with_probed
 from conserved.inference.program_check import ProgramRun, check_on_program
 from conserved.inference.program_state import preserve_state
 from conserved.inference.reading_progress import PROGRESS
-from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
+from conserved.inference.single_process import runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
 from conserved.inference.typing import Typing, type_program
 from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
+from conserved.layout import named_parameters_of
 from conserved.symmetry import Symmetry
 
 Inputs = tuple[Any, Any]
@@ -253,7 +254,7 @@ def _follow(
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters())
+    return named_parameters_of(model)
 
 
 def _module(
@@ -261,8 +262,6 @@ def _module(
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
     inner, prefix = unwrap(model)
-    if has_flat_parameters(inner):
-        raise NotImplementedError(FLAT)
     if runs_on_several(inner):
         inner = single_process_copy(inner)
     try:
@@ -331,7 +330,6 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
                 in (
                     "DistributedDataParallel",
                     "DataParallel",
-                    "FullyShardedDataParallel",
                 )
             ):
                 model, prefix = inner, f"{prefix}{name}."

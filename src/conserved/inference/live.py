@@ -31,6 +31,7 @@ from conserved.inference.program_state import preserve_state
 from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
+from conserved.layout import has_flat_shards, named_parameters_of
 
 
 def being_followed() -> bool:
@@ -415,8 +416,8 @@ def _state(
 def parameters_of(parts: ModelParts) -> Mapping[str, nn.Parameter]:
     """Return every parameter once, by its first name; the same mapping as long as the model stays the same."""
     if not parts.named:
-        named = dict(parts.model.named_parameters())
-        if not {*map(id, parts.parameters)} >= {*map(id, named.values())}:
+        named = named_parameters_of(parts.model)
+        if not has_flat_shards(parts.model) and not {*map(id, parts.parameters)} >= {*map(id, named.values())}:
             # A wrapper that makes them when they are asked for.
             return named
         parts.named.update(named)

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from conserved._torch_compat import buffers_of, children_of, parameters_of
+from conserved._torch_compat import FSDP1_CHILD, FSDP1_FLAT, buffers_of, children_of, parameters_of
+from conserved.layout import flat_shards
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -43,18 +44,6 @@ class StandInWrapper(nn.Module):
         return inner(*args, **kwargs)
 
 
-FLAT = (
-    "FullyShardedDataParallel keeps parameters flat and in pieces. Shard with fully_shard (FSDP2), or dump weights and "
-    "gradients and run `conserved audit --gradients`"
-)
-"""What is said of a model whose parameters have no shapes of their own."""
-
-
-def has_flat_parameters(model: nn.Module) -> bool:
-    """Return whether parts of a model are sharded by FSDP1, which leaves its parameters no shapes of their own."""
-    return any("_fsdp_wrapped_module" in children_of(module) for module in model.modules())
-
-
 def runs_on_several(model: nn.Module) -> bool:
     """Return whether parts of a model have classes, hooks or forwards that move tensors between processes.
 
@@ -66,7 +55,7 @@ def runs_on_several(model: nn.Module) -> bool:
     """
     return any(
         _first_class(type(module)) is not type(module)
-        or "_fsdp_wrapped_module" in children_of(module)
+        or FSDP1_CHILD in children_of(module)
         or "_hf_hook" in vars(module)
         or any(_of_torch(hook) for name in _HOOKS for hook in getattr(module, name).values())
         or ("forward" in vars(module) and _moves_tensors(vars(module)["forward"]))
@@ -91,18 +80,22 @@ def single_process_copy(model: nn.Module) -> nn.Module:
         if id(module) in made:
             return made[id(module)]
         cls = _first_class(type(module))
-        for name in ("_orig_mod", "_fsdp_wrapped_module"):
-            inner = children_of(module).get(name)
-            if inner is not None and len(children_of(module)) == 1:
-                result = made[id(module)] = StandInWrapper(name, nn.Identity())
-                children_of(result)[name] = copy(inner)
-                result.training = module.training
-                return result
+        inner = children_of(module).get(FSDP1_CHILD)
+        if inner is not None:
+            # Its parameters have names without this wrapper.
+            result = made[id(module)] = copy(inner)
+            return result
+        inner = children_of(module).get("_orig_mod")
+        if inner is not None and len(children_of(module)) == 1:
+            result = made[id(module)] = StandInWrapper("_orig_mod", nn.Identity())
+            children_of(result)["_orig_mod"] = copy(inner)
+            result.training = module.training
+            return result
         result = made[id(module)] = cls.__new__(cls)
         vars(result).update(vars(module))
         result._compiled_call_impl = None
         # The copy shares its tensors with the module, but has tables of its own.
-        result.__dict__["_parameters"] = dict(parameters_of(module))
+        result.__dict__["_parameters"] = {n: p for n, p in parameters_of(module).items() if n != FSDP1_FLAT}
         result.__dict__["_buffers"] = dict(buffers_of(module))
         result.__dict__["_modules"] = {
             name: child if child is None else copy(child) for name, child in children_of(module).items()
@@ -112,7 +105,12 @@ def single_process_copy(model: nn.Module) -> nn.Module:
 
     twin = copy(model)
     for module in model.modules():
-        _copy_forward(module, made)
+        if FSDP1_CHILD not in children_of(module):
+            _copy_forward(module, made)
+    for (owner, attribute), shard in flat_shards(model).items():
+        # FSDP1 leaves views of its flat tensor as attributes, or nothing.
+        vars(made[owner]).pop(attribute, None)
+        made[owner]._parameters[attribute] = shard  # type: ignore[assignment]
     return twin
 
 

@@ -1,5 +1,13 @@
 """Where the pieces of parameters are, and how identities are put together from them."""
 
+from conserved.layout.flat_shards import (
+    FlatShard,
+    flat_shards,
+    has_flat_shards,
+    is_sharded,
+    named_parameters_of,
+    processes_of,
+)
 from conserved.layout.given import GivenLayout
 from conserved.layout.gradients import gradient_of, reduced_gradients, scatters_gradients
 from conserved.layout.groups import RankGroup
@@ -11,6 +19,7 @@ from conserved.layout.table import ModelLayout, ParameterLayout, PieceCut
 __all__ = [
     "Assembled",
     "Disagreement",
+    "FlatShard",
     "GivenLayout",
     "LawAssembly",
     "ModelLayout",
@@ -18,8 +27,13 @@ __all__ = [
     "PieceCut",
     "RankGroup",
     "compare_replicas",
+    "flat_shards",
     "gradient_of",
+    "has_flat_shards",
+    "is_sharded",
     "layout_of",
+    "processes_of",
+    "named_parameters_of",
     "reduced_gradients",
     "replica_groups",
     "scatters_gradients",

@@ -9,12 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved.layout.flat_shards import FlatShard
+
 
 def gradient_of(parameter: Tensor) -> Tensor | None:
     """Return the gradient that an optimizer will use, as this process holds it.
 
     Megatron's data parallelism adds `.grad` to `main_grad` in the backward pass and leaves at most a placeholder.
     """
+    if isinstance(parameter, FlatShard):
+        return parameter.gradient()
     main_gradient = getattr(parameter, "main_grad", None)
     return main_gradient if isinstance(main_gradient, Tensor) else parameter.grad
 

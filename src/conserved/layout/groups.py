@@ -34,6 +34,11 @@ class RankGroup:
         """How many processes it has."""
         return len(self.ranks)
 
+    @property
+    def own_place(self) -> int:
+        """The place of this process in the group."""
+        return self.ranks.index(dist.get_rank())
+
     def sum(self, values: Tensor) -> None:
         """Add up a tensor over the processes, in place."""
         dist.all_reduce(values, group=self.handle)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conserved.layout.dtensor import dtensor_layout, mesh_ranks
+from conserved.layout.flat_shards import FlatShard, named_parameters_of
 from conserved.layout.given import GivenLayout, given_layout
 from conserved.layout.groups import whole_world
 from conserved.layout.megatron import carries_attributes, megatron_layout, stage_ranks
@@ -33,7 +34,7 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return ModelLayout()
-    parameters = dict(model.named_parameters())
+    parameters = named_parameters_of(model)
     table: dict[str, ParameterLayout] = {}
     marked = carries_attributes(parameters)
     if marked:
@@ -41,6 +42,7 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
     world = whole_world()
     plain = ParameterLayout() if world is None else ParameterLayout(replicated=(world,))
     placed = {name: layout for name, p in parameters.items() if (layout := dtensor_layout(p)) is not None}
+    placed |= {name: p.layout() for name, p in parameters.items() if isinstance(p, FlatShard)}
     table |= placed
     if held and world is not None:
         roles = {"replica": plain, "piece": ParameterLayout(own=(world,)), "constant": ParameterLayout()}

@@ -41,7 +41,7 @@ from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
-from conserved.tracking.process_laws import laws_of_process
+from conserved.tracking.process_laws import SPREAD, laws_of_process
 from conserved.tracking.run_audits import AUDIT, Audits, Cadence, alarms_of, changes_all_gradients, check_cadence
 from conserved.tracking.run_records import RunRecords
 from conserved.tracking.run_results import RunResults
@@ -307,11 +307,15 @@ class Monitor(RunResults):
                 self._agreement.withdraw()
 
     def _bind_laws(self, found: LawSet) -> None:
+        of_process = laws_of_process(self.model, found, self._config.layout)
+        if len(found) and not len(of_process):
+            self._boundary.remark(ACCOUNT, f"of no law: {SPREAD}")
+            return
         try:
             self._known = LawAccount(
                 self.model,
                 self._optimizers,
-                laws_of_process(self.model, found, self._config.layout),
+                of_process,
                 where=self._where,
                 config=self._config,
                 boundary=self._boundary,

@@ -37,7 +37,7 @@ from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.laws.independence import connected_groups
-from conserved.layout import GivenLayout
+from conserved.layout import GivenLayout, is_sharded
 from conserved.rank_agreement import active_agreement
 from conserved.tracking.time_budget import TimeBudget
 from conserved.tracking.watching_cost import WatchingCost
@@ -142,7 +142,7 @@ class Audits:
         """Seconds that audits waited for backward passes of the run on a device, which are not theirs."""
         self._model, self._optimizers, self._laws = model, list(optimizers), laws
         self._precision, self._seen = precision, set[torch.dtype]()
-        self._hooks = not compiled and not any(hasattr(p, "full_tensor") for p in model.parameters())
+        self._hooks = not compiled and not is_sharded(model)
         self._layout = layout
         if called is not None and called is not model:
             # Gradients may lie in buffers of the wrapper.

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from conserved.errors import ConservedError
 from conserved.laws import Dropped, LawSet
+from conserved.layout import named_parameters_of
 from conserved.symmetry import Symmetry
 
 Where = str | Iterable[str] | Callable[[Symmetry], bool]
@@ -65,7 +66,7 @@ def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
 
     Sharding a model replaces its parameters, and laws that were read off before hold the old ones.
     """
-    own = dict(model.named_parameters())
+    own = named_parameters_of(model)
     theta: dict[str, Tensor] = {}
     for symmetry in laws:
         for name in symmetry.parameters:

@@ -52,5 +52,13 @@ def _plain_tensors(model: nn.Module) -> dict[str, Tensor]:
         f"{prefix}.{name}" if prefix else name: value
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
+        if isinstance(value, Tensor) and value.requires_grad and _is_derived(value)
     }
+
+
+def _is_derived(tensor: Tensor) -> bool:
+    """Return whether autograd computed a tensor; a view whose base was overwritten, as FSDP1 leaves them, counts not."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        return False
