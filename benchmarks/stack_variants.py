@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from stack_configurations import Training, _stage, adamw, configuration, shard, tensor_parallel, train
+from stack_configurations import Training, _stage, adamw, shard, tensor_parallel, train
 from stack_hand_written import DEFECTS, GPT, loop, loss_of, nothing, reduce_gradients, register, tokens_of
 from stack_models import Block, Decoder, DecoderConfig, make_decoder, make_tokens, token_loss
 

@@ -1,8 +1,8 @@
 """Parameters of which every process holds a range of the flattened entries, as FSDP1 keeps them.
 
-`FullyShardedDataParallel` joins the parameters of a unit in one flat tensor and cuts that without regard to shapes. What
-is left on its modules, pieces of the flat tensor or nothing at all, has no shape that laws could speak of. Here each
-gets a `FlatShard` with its own name and shape, which gathers itself as a DTensor does.
+`FullyShardedDataParallel` joins the parameters of a unit in one flat tensor and cuts that without regard to shapes.
+Its modules keep pieces of the flat tensor or nothing at all, without a shape that laws could speak of. Here each
+parameter gets a `FlatShard` with its own name and shape, which gathers itself as a DTensor does.
 """
 
 from __future__ import annotations

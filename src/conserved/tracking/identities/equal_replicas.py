@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -32,6 +33,13 @@ _ROUNDING = TOLERANCE[torch.bfloat16]
 _BUFFER = 1 << 16
 """Entries of a buffer up to which it is compared."""
 
+_PATIENCE = 4
+"""Steps in which no gradient need agree before a loop is said to have forgotten to reduce: local SGD averages weights
+after some steps instead. A loop with a longer period is accused once."""
+
+_OVERDUE = 3
+"""Periods of averaging after which a parameter that was not averaged is reported."""
+
 _LAST = 2.0
 """Seconds to wait at the end for what other processes say of the last step."""
 
@@ -42,7 +50,9 @@ class EqualReplicas(StepIdentity):
     A model in `DistributedDataParallel` has to agree from its first step on. Plain tensors without a wrapper have to
     once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to. If some
     tensors were equal at the start and others not, as in tensor or expert parallelism by hand, those that were equal
-    are replicas and have to stay equal. A tensor of equal entries, as a gain of ones, says nothing about that.
+    are replicas and have to stay equal. A tensor of equal entries, as a gain of ones, says nothing about that. Loops
+    that average weights every few steps (local SGD, DiLoCo, a communication hook that does so) have replicas that
+    differ in between, and have to go on averaging.
     Parameters that are sharded or placed by a mesh are left to `check_replicas`.
     """
 
@@ -63,7 +73,15 @@ class EqualReplicas(StepIdentity):
         self._agreed: set[int] = set()
         """Processes with which all tensors agreed after some step."""
         self._different: dict[int, StepFinding] = {}
-        """By process, a step in which none of the gradients agreed."""
+        """By process, the first step in which none of the gradients agreed."""
+        self._alone: dict[int, int] = {}
+        """By process, the number of such steps."""
+        self._averages: dict[int, dict[str, list[int]]] = {}
+        """By process that makes weights equal again after such steps, the steps in which a parameter became so."""
+        self._was_apart: dict[int, set[str]] = {}
+        """By process, the parameters that differed after its last step."""
+        self._before: list[int] = []
+        """Fingerprints of parameters before the step of this moment, where some process differs."""
         self._reported = False
         self._digest = 0
         self._received = False
@@ -127,6 +145,8 @@ class EqualReplicas(StepIdentity):
         self._gradients = prints if self._gradients is None else torch.where(prints != 0, prints, self._gradients)
         if self._exchange.behind(0):
             self._compare(step)
+        if self._different and not self._before:
+            self._before = fingerprints(list(step.model.parameters())).tolist()
         if self._common:
             sums = _projections(gradients)
             self._sums = sums if self._sums is None else torch.where(sums != 0, sums, self._sums)
@@ -139,6 +159,7 @@ class EqualReplicas(StepIdentity):
             wrapper = _wrapper(step.called)
             record: dict[str, Any] = {
                 "parameters": fingerprints(list(step.model.parameters())).tolist(),
+                "before": self._before,
                 "gradients": None if self._gradients is None else self._gradients.tolist(),
                 "sums": None if self._sums is None else self._sums.tolist(),
                 "buffers": self._fingerprints_of_buffers(step),
@@ -150,7 +171,7 @@ class EqualReplicas(StepIdentity):
                 "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
             }
             exchange.show(step.number, record)
-        self._gradients, self._sums, self._called, self._inputs = None, None, False, []
+        self._gradients, self._sums, self._called, self._inputs, self._before = None, None, False, [], []
         self._compare(step)
 
     def close(self, step: TrainingStep) -> None:
@@ -163,6 +184,9 @@ class EqualReplicas(StepIdentity):
         while exchange.behind(last) and time.monotonic() < until and not self._reported:
             time.sleep(0.02)
             self._compare(step)
+        if not self._reported:
+            for finding in self._forgotten(patience=0):
+                step.report(finding)
 
     def restart(self) -> None:
         self._gradients = self._sums = None
@@ -197,6 +221,7 @@ class EqualReplicas(StepIdentity):
                 if not self._reported:
                     self._reported = True
                     step.report(finding)
+        step.alone = bool(self._different or self._averages)
 
     def _judge(
         self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
@@ -220,13 +245,19 @@ class EqualReplicas(StepIdentity):
             return
         what, names = ("gradients", gradients) if gradients else ("parameters", parameters)
         finding = self._finding(what, names, rank, number, own)
+        alone = bool(gradients) and len(gradients) == sum(map(bool, own["gradients"]))
+        self._note_averages(rank, number, parameters, theirs, own)
         if not wrapped and not parameters:
             # An optimizer that reduces gradients within its step leaves equal parameters.
             return
-        if wrapped or rank in self._agreed:
+        if alone and rank in self._averages:
+            yield from self._overdue(rank, number, own)
+        elif alone and (_has_hook(step.called) if wrapped else rank not in self._agreed):
+            self._different.setdefault(rank, finding)
+            self._alone[rank] = self._alone.get(rank, 0) + 1
+            yield from self._forgotten(_PATIENCE, hooked=wrapped)
+        elif wrapped or rank in self._agreed:
             yield finding
-        elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
-            yield from self._forgotten(rank, finding)
 
     def _apart(self, rank: int, theirs: list[int], own: list[int]) -> list[str]:
         """Return the tensors that differ and that both processes should hold alike, as far as the stack says so."""
@@ -352,16 +383,47 @@ class EqualReplicas(StepIdentity):
             )
         )
 
-    def _forgotten(self, rank: int, finding: StepFinding) -> Iterator[StepFinding]:
+    def _note_averages(
+        self, rank: int, number: int, parameters: list[str], theirs: dict[str, Any], own: dict[str, Any]
+    ) -> None:
+        """Note parameters that differed after a step and agree again: the loop averages weights.
+
+        It may do so before the step is over, or between two steps.
+        """
+        now = {*parameters}
+        if theirs["before"] and own["before"]:
+            now &= {*self._apart(rank, theirs["before"], own["before"])}
+        again = self._was_apart.get(rank, set()) - now
+        self._was_apart[rank] = {*parameters}
+        if not again:
+            return
+        steps = self._averages.setdefault(rank, {})
+        for name in again:
+            steps.setdefault(name, []).append(number)
+        self._different.pop(rank, None)
+
+    def _overdue(self, rank: int, number: int, own: dict[str, Any]) -> Iterator[StepFinding]:
+        """Yield parameters that were averaged no more, or never, while a loop averaged others again and again."""
+        steps = self._averages[rank]
+        periods = [later - former for several in steps.values() for former, later in itertools.pairwise(several)]
+        if not periods:
+            return
+        due = _OVERDUE * max(periods)
+        late = [name for name in self._was_apart[rank] if number - steps.get(name, [0])[-1] > due]
+        if late:
+            yield self._finding("averaged", sorted(late), rank, number, own)
+
+    def _forgotten(self, patience: int, *, hooked: bool = False) -> Iterator[StepFinding]:
         """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
 
         Parts of a model that are split by hand differ in some tensors and agree in others from the first step on, and
         groups that reduce among themselves agree within a group. A reduction that was forgotten leaves no gradient
-        equal to that of any process.
+        equal to that of any process. Under a wrapper, whose hook decides (`hooked`), one process is enough.
         """
         assert self._exchange is not None
-        self._different.setdefault(rank, finding)
-        if len(self._different) == self._exchange.compared and not self._agreed:
+        everybody = len(self._different) == self._exchange.compared and not self._agreed
+        steps = [self._alone[rank] for rank in self._different]
+        if steps and (max(steps) if hooked else everybody * min(steps)) > patience:
             yield self._different[min(self._different)]
 
     def _finding(self, what: str, names: list[str], rank: int, number: int, own: dict[str, Any]) -> StepFinding:
@@ -376,6 +438,8 @@ class EqualReplicas(StepIdentity):
                 else "They were not reduced over the processes: was a hook of the wrapper lost when the model "
                 "was moved, an all-reduce left out, or were they changed on one process afterwards?"
             )
+        elif what == "averaged":
+            cause = "The loop averages weights over processes every few steps, and these no more."
         else:
             cause = (
                 "They were initialised differently, or loaded on one process only."
@@ -410,6 +474,12 @@ def _wrapper(called: nn.Module) -> DistributedDataParallel | None:
         if inner is None:
             return None
         called = inner
+
+
+def _has_hook(called: nn.Module) -> bool:
+    """Return whether a data-parallel wrapper has a communication hook, which may leave reductions to others."""
+    wrapper = _wrapper(called)
+    return wrapper is not None and bool(getattr(wrapper, "_comm_hooks", ()))
 
 
 def _replicated(parameter: Tensor) -> bool:

@@ -85,7 +85,8 @@ class OutsideWrites(StepIdentity):
     So a write is held for one look. What comes again in the next one is a habit of the program and is remarked; what
     does not is reported. Not held is what no program means: one entry alone, values that are not finite, and a factor
     on weights that an optimizer decays already or inside a forward pass. Slow weights that a loop goes back to, as
-    Lookahead's, are recognised by their formula: all weights move by one factor towards where they once were.
+    Lookahead's, are recognised by their formula: all weights move by one factor towards where they once were. Weights
+    that processes average every few steps are recognised by the gradients between, which agree with those of no process.
     """
 
     name = "writes"
@@ -111,6 +112,8 @@ class OutsideWrites(StepIdentity):
         """By batch norm, how many batches it has seen."""
         self._held: StepFinding | None = None
         """A write that may be a habit of the program."""
+        self._held_most = False
+        """Whether that write changed most of the trained tensors, as averaging over processes does."""
         self._habit = False
         """Whether the program writes to its weights by itself."""
         self._slow: tuple[Sequence[Tensor], list[Tensor]] | None = None
@@ -284,8 +287,15 @@ class OutsideWrites(StepIdentity):
     def close(self, step: TrainingStep) -> None:
         self._compare(step)
         self.restart()
-        if self._held is not None:
+        if self._held is not None and not self._is_averaging(step):
             step.report(self._held)
+
+    def _is_averaging(self, step: TrainingStep) -> bool:
+        """Return whether the write that is held was one of weights that processes average between steps alone."""
+        if not (step.alone and self._held_most):
+            return False
+        self._remark(step, "averaged over processes")
+        return True
 
     def _remember(self, step: TrainingStep) -> None:
         # Trained tensors that no watched optimizer holds are moved by someone else, as copies of master weights are.
@@ -385,7 +395,8 @@ class OutsideWrites(StepIdentity):
             self._remark(step, "written to by the program itself")
         elif held is not None and ends and sample.number > (held.step or 0):
             # A whole interval has gone by in which nothing was written.
-            yield held
+            if not self._is_averaging(step):
+                yield held
         elif held is not None:
             self._held = held
         if free and not slow and not self._habit:
@@ -393,7 +404,7 @@ class OutsideWrites(StepIdentity):
             finding = self._describe(change, rows)
             meant = not self._cannot_be_meant(step, change, inside=inside)
             if meant:
-                self._held = finding
+                self._held, self._held_most = finding, 2 * len(free) > sum(trained)
             else:
                 yield finding
         elif frozen and 2 * len(frozen) <= sum(not t for t in trained):

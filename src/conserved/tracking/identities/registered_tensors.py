@@ -57,7 +57,7 @@ def _plain_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _is_derived(tensor: Tensor) -> bool:
-    """Return whether autograd computed a tensor; a view whose base was overwritten, as FSDP1 leaves them, counts not."""
+    """Return whether autograd computed a tensor; False for views whose base was overwritten, as FSDP1 leaves them."""
     try:
         return tensor.grad_fn is not None
     except RuntimeError:

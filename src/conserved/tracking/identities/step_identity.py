@@ -65,6 +65,8 @@ class TrainingStep:
     """The last step after which the loop went back to slow weights, as Lookahead does."""
     rewritten: bool | None = None
     """Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written."""
+    alone: bool = False
+    """Whether no gradient of this process agrees with that of another one, as in loops that average weights instead."""
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
