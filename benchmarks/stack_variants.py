@@ -233,8 +233,8 @@ def redundant(rank: int, world: int, forget: bool = False) -> Training:
     model = DistributedDataParallel(make_decoder())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     if forget:
-        optimizer._sync_params = lambda: None  # type: ignore[method-assign]
-    return Training(model, optimizer, train(model, optimizer, rank))  # type: ignore[arg-type]
+        vars(optimizer)["_sync_params"] = nothing
+    return Training(model, optimizer, train(model, optimizer, rank))
 
 
 register("DDP, ZeroRedundancyOptimizer", redundant, {"parameters are not sent": {"forget": True}})
@@ -691,7 +691,7 @@ def ulysses(rank: int, world: int, returns: bool = True) -> Training:
         return module.proj(Collective.apply(out, to_tokens, back).flatten(2))
 
     for block in model.blocks:
-        block.attn.forward = partial(attend, block.attn)  # type: ignore[method-assign]
+        vars(block.attn)["forward"] = partial(attend, block.attn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(number: int) -> Tensor:

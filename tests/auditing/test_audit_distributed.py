@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -104,6 +104,35 @@ def fully_sharded(rank: int, folder: Path) -> None:
     assert all(residuals(broken)[row.name] == pytest.approx(expected[row.name], rel=1e-3) for row in broken.failures)
 
 
+def flat_parameters(rank: int, folder: Path, *, original: bool = True) -> None:
+    """FSDP1 keeps a range of joined parameters: they are read under the names and shapes that they had before."""
+    plain = block()
+    plain(data(0)).sin().mean().add(plain(data(1)).sin().mean()).div(2).backward()
+    model: Any = FullyShardedDataParallel(block(), use_orig_params=original, device_id=torch.device("cpu"))
+    laws = recognize(model, data(rank))
+    assert len(laws) == len(recognize(plain))
+    model(data(rank)).sin().mean().backward()
+    result = audit(model, laws)
+    assert result.ok, result.summary()
+    assert result.coverage.parameters == 1
+    assert result.moved_bytes > 0
+    agree([row.residual for row in result.rows])
+    expected = residuals(audit(plain))
+    assert {row.name for row in result.rows} == set(expected)
+    # What one process holds of the gradients is lost.
+    if rank == 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+    broken = audit(model, laws)
+    assert not broken.ok
+    agree([row.residual for row in broken.rows])
+
+
+def flat_parameters_alone(rank: int, folder: Path) -> None:
+    flat_parameters(rank, folder, original=False)
+
+
 def tensor_parallel(rank: int, folder: Path, *, reduced: bool = True) -> None:
     """A gated network split by neurons behind a norm; its gain is replicated, and every process makes a part of dγ."""
     torch.manual_seed(0)
@@ -171,6 +200,8 @@ SCENES: list[Scene] = [
     missing_all_reduce,
     different_parameters,
     fully_sharded,
+    flat_parameters,
+    flat_parameters_alone,
     tensor_parallel,
     gain_not_reduced,
     low_rank_factor_not_reduced,

@@ -153,12 +153,33 @@ def _stages(rank: int) -> dict[str, Any]:
     return _watch(model, optimizer, step)
 
 
+def _steps_alone(rank: int, period: int | None) -> dict[str, Any]:
+    """Local SGD: gradients are never reduced, and weights are averaged now and then."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        x, y = _batch(number, rank)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if period and number % period == period - 1:
+            with torch.no_grad():
+                for p in model.parameters():
+                    dist.all_reduce(p)
+                    p.div_(2)
+
+    return _watch(model, optimizer, step, steps=8)
+
+
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "tensor parallel": lambda rank: _tensor_parallel(rank, reduces=True),
     "input gradients not reduced": lambda rank: _tensor_parallel(rank, reduces=False),
     "norm gradients not reduced": lambda rank: _tensor_parallel(rank, reduces=True, norms=False),
     "sharded optimizer": _sharded_optimizer,
     "stages of one seed": _stages,
+    "weights averaged every third step": lambda rank: _steps_alone(rank, 3),
+    "nothing reduced": lambda rank: _steps_alone(rank, None),
 }
 
 
@@ -176,7 +197,15 @@ def seen(two_processes: Path) -> list[dict[str, Any]]:
     return [json.loads((two_processes / f"hand_written.{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", ["tensor parallel", "sharded optimizer", "stages of one seed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensor parallel",
+        "sharded optimizer",
+        "stages of one seed",
+        "weights averaged every third step",
+    ],
+)
 def test_correct_runs_are_silent_and_verified(seen: list[dict[str, Any]], name: str) -> None:
     for rank in seen:
         assert rank[name]["alarms"] == []
@@ -188,6 +217,13 @@ def test_a_replica_whose_gradient_is_a_part_of_a_sum_is_named(seen: list[dict[st
     for rank in seen:
         alarms = rank["input gradients not reduced"]["alarms"]
         assert any(code == "replicas" and tensor == "embed.weight" for code, tensor, _ in alarms)
+
+
+def test_gradients_that_no_process_reduces_are_told_apart_from_local_steps(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        [(code, tensor, message)] = rank["nothing reduced"]["alarms"]
+        assert (code, tensor) == ("replicas", "embed.weight")
+        assert "not reduced" in message
 
 
 def test_a_gain_of_ones_is_a_replica_where_its_space_is_exchanged(seen: list[dict[str, Any]]) -> None:

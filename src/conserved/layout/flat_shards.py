@@ -84,7 +84,7 @@ class FlatShard(Tensor):
         """Return its gradient, in the same pieces."""
         return self._like(self._gradient)
 
-    def layout(self) -> ParameterLayout:
+    def placement(self) -> ParameterLayout:
         """Return over which processes it is replicated."""
         return ParameterLayout(replicated=() if self.replicas is None else (self.replicas,))
 
@@ -100,7 +100,7 @@ class FlatShard(Tensor):
         )
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Compute on whole tensors; a detached one stays in pieces."""
         aten = torch.ops.aten
         same_shape = func in (aten.view.default, aten._unsafe_view.default) and tuple(args[1]) == tuple(args[0].shape)
@@ -109,7 +109,7 @@ class FlatShard(Tensor):
         args, kwargs = tree_map_only(FlatShard, FlatShard.full_tensor, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Say shape and group; values would have to be gathered."""
         return f"FlatShard(shape={tuple(self.shape)}, dtype={self.dtype}, group={self.group})"
 
@@ -155,13 +155,15 @@ def named_parameters_of(model: nn.Module) -> dict[str, Any]:
     """Return every parameter once, by its name; those that FSDP1 keeps flat under the names that they had before."""
     if not has_flat_shards(model):
         return dict(model.named_parameters())
-    shards = flat_shards(model)
+    owned: dict[int, dict[str, FlatShard]] = {}
+    for (owner, name), shard in flat_shards(model).items():
+        owned.setdefault(owner, {})[name] = shard
     result: dict[str, Any] = {}
     named: set[int] = set()
     for path, module in model.named_modules():
         clean = f"{path}.".replace(f"{FSDP1_CHILD}.", "").strip(".")
-        own = {name: shard for (owner, name), shard in shards.items() if owner == id(module)}
-        for name, parameter in (dict(module.named_parameters(recurse=False)) | own).items():
+        own = dict(module.named_parameters(recurse=False)) | owned.get(id(module), {})
+        for name, parameter in own.items():
             if id(parameter) not in named and name != FSDP1_FLAT:
                 named.add(id(parameter))
                 result[f"{clean}.{name}" if clean else name] = parameter
@@ -183,13 +185,18 @@ def _shards_of(unit: FlatUnit) -> Iterator[tuple[tuple[nn.Module, str], FlatShar
             shape,
             unit.flat.dtype,
             unit.flat.device,
-            piece=lambda first=first, last=last: unit.held()[first:last],
+            piece=_reader(unit, first, last),
             gradient=_gradient_reader(unit, original, first, last),
             counts=tuple(b - a for a, b in ranges),
             group=among,
             replicas=replicas,
         )
-        yield (module, attribute), shard.requires_grad_(original.requires_grad)
+        shard.requires_grad_(original.requires_grad)
+        yield (module, attribute), shard
+
+
+def _reader(unit: FlatUnit, first: int, last: int) -> Callable[[], Tensor | None]:
+    return lambda: unit.held()[first:last]
 
 
 def _gradient_reader(unit: FlatUnit, original: Tensor, first: int, last: int) -> Callable[[], Tensor | None]:

@@ -42,7 +42,7 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
     world = whole_world()
     plain = ParameterLayout() if world is None else ParameterLayout(replicated=(world,))
     placed = {name: layout for name, p in parameters.items() if (layout := dtensor_layout(p)) is not None}
-    placed |= {name: p.layout() for name, p in parameters.items() if isinstance(p, FlatShard)}
+    placed |= {name: p.placement() for name, p in parameters.items() if isinstance(p, FlatShard)}
     table |= placed
     if held and world is not None:
         roles = {"replica": plain, "piece": ParameterLayout(own=(world,)), "constant": ParameterLayout()}

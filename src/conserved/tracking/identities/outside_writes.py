@@ -86,7 +86,7 @@ class OutsideWrites(StepIdentity):
     does not is reported. Not held is what no program means: one entry alone, values that are not finite, and a factor
     on weights that an optimizer decays already or inside a forward pass. Slow weights that a loop goes back to, as
     Lookahead's, are recognised by their formula: all weights move by one factor towards where they once were. Weights
-    that processes average every few steps are recognised by the gradients between, which agree with those of no process.
+    that processes average now and then are recognised by the gradients between, which agree with those of no process.
     """
 
     name = "writes"
