@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from typer.testing import CliRunner
 
 import conserved
 from conserved import audit, blocks, recognize
 from conserved.auditing import Audit
+from conserved.cli.app import app
 from two_processes import WORLD, Scene, assert_played
 
 pytestmark = pytest.mark.slow
@@ -129,6 +132,28 @@ def flat_parameters(rank: int, folder: Path, *, original: bool = True) -> None:
     agree([row.residual for row in broken.rows])
 
 
+def dumped(rank: int, folder: Path) -> None:
+    """The lines of the page that dump a sharded model, and the command that judges the files."""
+    page = (Path(__file__).parents[2] / "docs/how-to/watch-a-parallel-run.md").read_text("utf-8")
+    (code,) = re.findall(r"^```text\n(import os\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    page_code: dict[str, Any] = {}
+    exec(code, page_code)
+    recognize(block(), data(0)).save(folder / f"laws.{rank}.json")
+    model = block()
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    model(data(rank)).sin().mean().backward()
+    page_code["dump"](model, str(folder / "dumps" / "1"))
+    weight: Any = model.attention.k.weight
+    if rank == 1:
+        weight.grad.to_local().zero_()
+    page_code["dump"](model, str(folder / "dumps" / "2"))
+    if rank == 0:
+        for number, exit_code in (("1", 0), ("2", 1)):
+            arguments = ["audit", "--gradients", str(folder / "dumps" / number), "--laws", str(folder / "laws.0.json")]
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == exit_code, result.output
+
+
 def flat_parameters_alone(rank: int, folder: Path) -> None:
     flat_parameters(rank, folder, original=False)
 
@@ -202,6 +227,7 @@ SCENES: list[Scene] = [
     fully_sharded,
     flat_parameters,
     flat_parameters_alone,
+    dumped,
     tensor_parallel,
     gain_not_reduced,
     low_rank_factor_not_reduced,

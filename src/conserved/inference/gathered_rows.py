@@ -28,12 +28,26 @@ def laws_of_gathered_rows(typing: Typing, symmetries: Iterable[Symmetry]) -> fro
     return frozenset(law.name for law in symmetries if any(runs_over(leg, typing, gathered) for leg in law.legs))
 
 
+def assumed_atoms(typing: Typing) -> np.ndarray:
+    """Return the charges of tensors that pass through functions whose backward is their author's, in order."""
+    passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
+    return np.unique(np.concatenate(passed)) if passed else np.zeros(0, dtype=np.int64)
+
+
+def occur(atoms: np.ndarray, among: np.ndarray) -> bool:
+    """Return whether some charges are among others, which are in order: many laws are asked about the same ones."""
+    if not among.size or not atoms.size:
+        return False
+    place = np.searchsorted(among, atoms).clip(max=among.size - 1)
+    return bool((among[place] == atoms).any())
+
+
 def runs_over(leg: Leg, typing: Typing, atoms: np.ndarray) -> bool:
-    """Return whether the rows of a leg run over some of these charges."""
+    """Return whether the rows of a leg run over some of these charges, which are in order."""
     faced = _faced_axes(leg.view)
     for region in typing.engine.regions.get(leg.view.parameter, []):
         own = [factor.atoms.reshape(-1) for factor in region.type.factors if faced.intersection(factor.dims)]
-        if own and np.isin(np.abs(np.concatenate(own)), atoms).any():
+        if any(occur(np.abs(part), atoms) for part in own):
             return True
     return False
 

@@ -19,7 +19,7 @@ from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
-from conserved.inference.gathered_rows import GATHERED, laws_of_gathered_rows
+from conserved.inference.gathered_rows import GATHERED, assumed_atoms, laws_of_gathered_rows, occur
 from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.inference.materialised_models import draw_values, is_sharded, materialize
 from conserved.inference.naming import name_symmetries
@@ -161,7 +161,8 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     else:
         symmetries += inert(typing)
         symmetries += dependent_inputs(typing, symmetries)
-    symmetries = [replace(item, source=derivation_source(typing, item)) for item in symmetries]
+    assumed = assumed_atoms(typing)
+    symmetries = [replace(item, source=derivation_source(typing, item, assumed)) for item in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
     assert len(unique) == len(symmetries), "two laws got one name"
     derivation = Derivation(typing, assembly, unique.values(), classes=classes)
@@ -179,12 +180,17 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     )
 
 
-def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
+def derivation_source(typing: Typing, symmetry: Symmetry, assumed: np.ndarray) -> str:
     """Return where a symmetry comes from: "typed", or "assumed".
 
     Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
     may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs: they hold on
     the path that was taken.
+
+    Args:
+        typing: the types of the program.
+        symmetry: the symmetry.
+        assumed: the result of `assumed_atoms`, which is the same for all symmetries.
     """
     hooked = typing.assumed_parameters.union(typing.program.hooked)
     if typing.program.branches or typing.program.hooked_nodes or not hooked.isdisjoint(symmetry.parameters):
@@ -203,10 +209,7 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
         for r in typing.engine.regions.get(name, [])
         for f in r.type.factors
     ]
-    own_atoms = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
-    passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
-    through = np.unique(np.concatenate(passed)) if passed else own_atoms[:0]
-    return "assumed" if np.isin(own_atoms[own_atoms > 0], through).any() else "typed"
+    return "assumed" if any(occur(own[own > 0], assumed) for own in atoms) else "typed"
 
 
 def _is_partial(symmetry: Symmetry, program: CapturedProgram) -> bool:

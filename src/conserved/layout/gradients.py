@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved.layout.deepspeed import is_linked, joined_gradients
 from conserved.layout.flat_shards import FlatShard
 
 
@@ -36,6 +37,8 @@ def reduced_gradients(wrapper: nn.Module | None, parameters: Mapping[str, Tensor
     Returns:
         By name, whole gradients of parameters in such buffers; empty if there are none.
     """
+    if is_linked(parameters.values()):
+        return joined_gradients(wrapper, parameters)
     names = {id(parameter): name for name, parameter in parameters.items()}
     gradients: dict[str, Tensor] = {}
     moved = 0

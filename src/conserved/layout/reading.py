@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved.layout.deepspeed import is_linked
 from conserved.layout.dtensor import dtensor_layout, mesh_ranks
 from conserved.layout.flat_shards import FlatShard, named_parameters_of
 from conserved.layout.given import GivenLayout, given_layout
@@ -52,7 +53,11 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
     return ModelLayout(
         {name: table.get(name, plain) for name in parameters},
         gathered=frozenset(placed).difference(by_hand),
-        joint=marked or bool(placed) or bool(by_hand) or "piece" in (held or {}).values(),
+        joint=marked
+        or bool(placed)
+        or bool(by_hand)
+        or "piece" in (held or {}).values()
+        or is_linked(parameters.values()),
         meshes=_joint_processes(parameters, marked=marked, described=bool(by_hand) or bool(held)),
     )
 
