@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -238,6 +239,31 @@ def redundant(rank: int, world: int, forget: bool = False) -> Training:
 
 
 register("DDP, ZeroRedundancyOptimizer", redundant, {"parameters are not sent": {"forget": True}})
+
+
+def accelerated(rank: int, world: int, micro: int = 1, inner: bool = False) -> Training:
+    """Accelerate, as docs/how-to/watch-a-parallel-run.md has it: a step is one micro-batch."""
+    accelerator = import_module("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=micro)
+    plain = make_decoder()
+    model, optimizer = accelerator.prepare(plain, adamw(plain))
+    config = DecoderConfig()
+
+    def step(number: int) -> Tensor:
+        with accelerator.accumulate(model):
+            # Gradients of the last step are cleared here, and not before a monitor has seen the step.
+            if number % micro == 0:
+                model.zero_grad()
+            tokens = make_tokens(config, step=number, rank=rank)
+            loss = token_loss((plain if inner else model)(tokens[:, :-1]), tokens)
+            accelerator.backward(loss)
+            optimizer.step()
+        return loss
+
+    return Training(model, optimizer, step)
+
+
+register("accelerate", accelerated, {"the model inside the wrapper is called": {"inner": True}})
+register("accelerate, accumulation", partial(accelerated, micro=2), {})
 
 
 # Replicas that differ between synchronisations.
