@@ -10,6 +10,7 @@ from conserved.auditing.backward_pass import layout_with
 from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.layout import GivenLayout, LawAssembly, has_flat_shards
+from conserved.layout.deepspeed import is_linked
 from conserved.layout.megatron import is_shared_with_stages
 
 SPREAD = "its legs lie on several processes: audits test it, and it is not accounted for"
@@ -21,7 +22,8 @@ def laws_of_process(model: nn.Module, laws: LawSet, layout: GivenLayout | None =
     summed = LawAssembly.of(layout_with(parts_of(model), layout), laws.symmetries).names
     shared = {name for name, p in model.named_parameters() if is_shared_with_stages(p)}
     summed |= {symmetry.name for symmetry in laws if shared.intersection(symmetry.parameters)}
-    if has_flat_shards(model):
+    if has_flat_shards(model) or is_linked(model.parameters()):
+        # The optimizer steps joined ranges of all parameters, and not the tensors that laws speak of.
         summed |= {symmetry.name for symmetry in laws}
     if not summed:
         return laws
