@@ -110,7 +110,7 @@ def _tensor_parallel(rank: int, *, reduces: bool, norms: bool = True) -> dict[st
     return _watch(model, optimizer, step)
 
 
-def _sharded_optimizer(rank: int) -> dict[str, Any]:
+def _sharded_optimizer(rank: int, *, reduces: bool = True) -> dict[str, Any]:
     model = Classifier()
     every = list(model.parameters())
     optimizer = torch.optim.AdamW(every[rank::2], lr=1e-2)
@@ -119,7 +119,7 @@ def _sharded_optimizer(rank: int) -> dict[str, Any]:
         x, y = _batch(number, rank)
         model.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        for p in every:
+        for p in every if reduces else []:
             dist.all_reduce(p.grad)
         optimizer.step()
         for place, p in enumerate(every):
@@ -177,6 +177,7 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "input gradients not reduced": lambda rank: _tensor_parallel(rank, reduces=False),
     "norm gradients not reduced": lambda rank: _tensor_parallel(rank, reduces=True, norms=False),
     "sharded optimizer": _sharded_optimizer,
+    "sharded optimizer, gradients not reduced": lambda rank: _sharded_optimizer(rank, reduces=False),
     "stages of one seed": _stages,
     "weights averaged every third step": lambda rank: _steps_alone(rank, 3),
     "nothing reduced": lambda rank: _steps_alone(rank, None),
@@ -217,6 +218,13 @@ def test_a_replica_whose_gradient_is_a_part_of_a_sum_is_named(seen: list[dict[st
     for rank in seen:
         alarms = rank["input gradients not reduced"]["alarms"]
         assert any(code == "replicas" and tensor == "embed.weight" for code, tensor, _ in alarms)
+
+
+def test_a_sharded_optimizer_that_steps_with_gradients_of_its_own_batch_is_named(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        alarms = rank["sharded optimizer, gradients not reduced"]["alarms"]
+        assert [code for code, _, _ in alarms] == ["replicas"]
+        assert "the reduction before the step is missing" in alarms[0][2]
 
 
 def test_gradients_that_no_process_reduces_are_told_apart_from_local_steps(seen: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 _KEPT = 64
 """Steps whose own numbers are kept, until the others have shown theirs."""
 
-_MOST = 16
+MOST = 16
 """Processes whose numbers every process reads; of more, only the first process reads all."""
 
 
@@ -71,7 +71,7 @@ class RankExchange:
         return len(self._others())
 
     def _others(self) -> list[int]:
-        if self.world <= _MOST or self.rank == 0:
+        if self.world <= MOST or self.rank == 0:
             return [rank for rank in range(self.world) if rank != self.rank]
         return [0]
 

@@ -1,8 +1,9 @@
 """Is the gradient that is used the sum over processes? A few entries before the reduction, against those used.
 
 A distributed optimizer leaves every process with a shard of the reduced gradients, so that there are no replicas to
-compare. Without the reduction each shard is what its process computed from its own batch, and identities within a shard
-still hold. What has to hold is that the entries used are those of the sum of all processes, up to one factor.
+compare; nor are there where parameters are dealt out to the optimizers of several processes, which send them after the
+step. Without the reduction each process uses what it computed from its own batch, and identities within a shard still
+hold. What has to hold is that the entries used are those of the sum of all processes, up to one factor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,7 +21,7 @@ from conserved.boundary import guarded
 from conserved.layout import layout_of
 from conserved.layout.gradients import gradient_of, owned_ranges, scatters_gradients
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.rank_exchange import RankExchange
+from conserved.tracking.identities.rank_exchange import MOST, RankExchange
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed
 
 _PARAMETERS = 4
@@ -56,22 +58,51 @@ class ReducedGradients(StepIdentity):
         self._shown: dict[int, dict[int, Mapping[str, list[float]]]] = {}
         """By step and process, the entries computed there."""
         self._reported = False
+        self._held: dict[int, list[str]] | None = None
+        """By process, the parameters that its optimizers hold, where they may be dealt out; None in other runs."""
 
     def begin(self, step: TrainingStep) -> None:
-        group = layout_of(step.model).data_parallel if distributed() else None
-        if group is None or not scatters_gradients(step.called):
+        if not distributed():
             return
-        self._exchange, self._ranks = RankExchange("reductions"), group.ranks
+        # Exchanges are numbered, so that every process makes one.
+        exchange, layout = RankExchange("reductions"), layout_of(step.model)
+        group = layout.data_parallel
+        if group is not None and scatters_gradients(step.called):
+            self._ranks = group.ranks
+        elif self._may_be_dealt_out(step) and not layout.joint:
+            self._ranks = tuple(range(exchange.world))
+            held = step.held()
+            names = [name for name, p in step.model.named_parameters() if id(p) in held]
+            self._held = {exchange.rank: names}
+            exchange.show(0, {"held": names})
+        else:
+            return
+        self._exchange = exchange
         trained = [(n, p) for n, p in step.model.named_parameters() if p.requires_grad and p.numel() >= _ENTRIES]
         self._parameters = dict(sorted(trained, key=lambda pair: pair[1].numel())[:_PARAMETERS])
         for name, parameter in self._parameters.items():
             hook = guarded(_note_with(weakref.ref(self), name))
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
+    def _may_be_dealt_out(self, step: TrainingStep) -> bool:
+        """Return whether the optimizers of this process hold some of the trained parameters and not all."""
+        held = step.held()
+        trained = [id(p) in held for p in step.model.parameters() if p.requires_grad]
+        return any(trained) and not all(trained) and dist.get_world_size() <= MOST
+
+    @property
+    def _dealt_out(self) -> bool:
+        """Whether every parameter is held by the optimizer of one process; True where gradients are scattered."""
+        if self._held is None:
+            return True
+        names = [name for held in self._held.values() for name in held]
+        return {*self._held} == {*self._ranks} and len(names) == len({*names})
+
     def note(self, name: str, gradient: Tensor) -> None:
         """Add entries of a gradient that a backward pass has computed."""
         entries = _sample(gradient.detach()).double()
-        former = self._computed.get(name)
+        # What is scattered is cleared after every pass; plain gradients are sums of all passes so far.
+        former = self._computed.get(name) if self._held is None else None
         self._computed[name] = entries if former is None else former + entries
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
@@ -82,7 +113,8 @@ class ReducedGradients(StepIdentity):
         ranges = owned_ranges(step.called, [*self._parameters.values()])
         for (name, parameter), (start, end) in zip(self._parameters.items(), ranges, strict=True):
             gradient = gradient_of(parameter)
-            if gradient is not None and name in self._computed:
+            stepped = self._held is None or name in self._held[self._exchange.rank]
+            if gradient is not None and name in self._computed and stepped:
                 places = _sample(torch.arange(parameter.numel(), device=gradient.device))
                 used[name] = (_sample(gradient.detach()).double().cpu(), ((places >= start) & (places < end)).cpu())
         self._used[step.number] = used
@@ -95,9 +127,12 @@ class ReducedGradients(StepIdentity):
         if self._exchange is None:
             return
         for rank, number, others_own, _ in self._exchange.arrivals():
+            if number == 0 and self._held is not None:
+                self._held[rank] = others_own["held"]
+                continue
             self._shown.setdefault(number, {})[rank] = others_own["computed"]
         for number in sorted(self._used):
-            if {*self._ranks} <= {*self._shown.get(number, {})}:
+            if {*self._ranks} <= {*self._shown.get(number, {})} and self._dealt_out:
                 self._judge(step, number, self._used.pop(number), self._shown.pop(number))
             elif number < step.number - _KEPT:
                 del self._used[number]
@@ -121,6 +156,8 @@ class ReducedGradients(StepIdentity):
         assert self._exchange is not None
         rank = self._exchange.rank
         for name, (entries, owned) in used.items():
+            if any(name not in shown[other] for other in self._ranks):
+                continue
             parts = [torch.tensor(shown[other][name], dtype=torch.float64) for other in self._ranks]
             total, own = torch.stack(parts).sum(0)[owned], parts[self._ranks.index(rank)][owned]
             entries = entries[owned]
