@@ -335,6 +335,27 @@ def check_hidden() -> str:
     return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
+def parallel_stacks() -> str:
+    """Parallel runs with a default monitor: right ones, and the same with a defect."""
+    record = stored("stack_variants")
+    runs = record["configurations"]
+    right, wrong = [], []
+    for name, row in runs.items():
+        if row["hangs"] or row["errors"]:
+            verdict = "did not end" if row["hangs"] else row["errors"][0].partition("(")[0]
+        else:
+            verdict = ", ".join(dict.fromkeys(row["verdicts"])) or "not audited"
+        first = min(row["alarms"], key=lambda alarm: alarm["step"], default=None)
+        if name.startswith("defect: "):
+            seen = (first["step"], first["tensor"] or first["law"], first["rank"]) if first else ("not seen", "", "")
+            wrong.append((name.removeprefix("defect: "), *seen))
+        else:
+            coverage = f"{row['coverage']:.0%}" if row.get("coverage") is not None else ""
+            right.append((name, row["processes"], row.get("tested", 0), coverage, verdict, len(row["alarms"])))
+    heads = ("right run", "processes", "identities", "parameters", "audits", "alarms")
+    return f"{table(heads, right)}\n\n{table(('defect', 'step', 'tensor or law', 'rank'), wrong)}\n\n{made_on(record)}"
+
+
 def coverage_table() -> str:
     """Coverage of known models: entries a law touches, entries tested, directions of gradients seen."""
     record = stored("coverage_table")

@@ -34,6 +34,7 @@ from conserved.inference.typing import Typing, type_program
 from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
 from conserved.layout import named_parameters_of
+from conserved.layout.deepspeed import is_partitioned
 from conserved.symmetry import Symmetry
 
 Inputs = tuple[Any, Any]
@@ -264,6 +265,11 @@ def _module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
+    if is_partitioned(parameters.values()):
+        raise NotImplementedError(
+            "ZeRO-3 of DeepSpeed cuts parameters where modules cannot run without all processes. Dump weights and "
+            "gradients and run `conserved audit --gradients`"
+        )
     inner, prefix = unwrap(model)
     if runs_on_several(inner):
         inner = single_process_copy(inner)

@@ -22,6 +22,11 @@ def is_linked(parameters: Iterable[Tensor]) -> bool:
     return any(hasattr(parameter, _LINKED) for parameter in parameters)
 
 
+def is_partitioned(parameters: Iterable[Tensor]) -> bool:
+    """Return whether ZeRO-3 cut parameters, whose modules fetch them from other processes whenever they run."""
+    return any(hasattr(parameter, "ds_tensor") for parameter in parameters)
+
+
 def joined_gradients(engine: nn.Module | None, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """Return gradients put together from the ranges of all processes, and the bytes sent.
 
