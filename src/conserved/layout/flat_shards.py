@@ -109,7 +109,7 @@ class FlatShard(Tensor):
         args, kwargs = tree_map_only(FlatShard, FlatShard.full_tensor, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Say shape and group; values would have to be gathered."""
         return f"FlatShard(shape={tuple(self.shape)}, dtype={self.dtype}, group={self.group})"
 
