@@ -31,14 +31,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import conserved
-from conserved.auditing.gradient_peaks import PeakHistory
 from measure import save
 from scale_models import MAKERS, Rows
 
@@ -69,7 +67,8 @@ class Cell:
     tied: bool = False
     laws: dict[str, Any] = field(default_factory=dict)
 
-    def build(self) -> None:
+    def construct(self) -> None:
+        """Build the model with random weights."""
         torch.manual_seed(self.seed)
         torch.set_default_dtype(torch.bfloat16 if self.precision == "bf16" else torch.float32)
         more = {"tie_word_embeddings": True} if self.tied else {}
@@ -79,11 +78,13 @@ class Cell:
         finally:
             torch.set_default_dtype(torch.float32)
         self.parameters = sum(p.numel() for p in self.model.parameters())
+
+    def build(self) -> None:
+        """Build the model and read its laws."""
+        self.construct()
         tokens = torch.zeros(1, 16, dtype=torch.long, device=self.device)
-        began = time.perf_counter()
         for loss in ("cross_entropy", "any"):
             self.laws[loss] = conserved.recognize(self.model, tokens, loss=loss)
-        self.recognize_seconds = (time.perf_counter() - began) / 2
 
     @property
     def kind(self) -> torch.dtype | None:
@@ -169,7 +170,7 @@ def _train(cell: Cell, optimizer: torch.optim.Optimizer, draw: Callable[[], Tens
 def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, Any]:
     """Wrong factors on parts of the gradient of one pass, fresh and after 20 steps."""
     generator = torch.Generator().manual_seed(cell.seed)
-    found: dict[str, Any] = {"planted": {}, "sensitivity": {}, "clean": {}, "seconds": {}}
+    found: dict[str, Any] = {"planted": {}, "sensitivity": {}, "clean": {}}
     began = time.perf_counter()
     for regime in options.regimes.split(","):
         if regime == "20 steps":
@@ -180,8 +181,6 @@ def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
             del optimizer
         tokens = cell.tokens(generator, 2, 512 if cell.device == "cuda" else 32)
         cell.backward(tokens)
-        if regime == "fresh" and options.costs:
-            found["seconds"] = _costs(cell, tokens)
         alone, replayed = cell.audit(None), cell.audit(tokens)
         compared = cell.audit(tokens, reference=True, sized=False) if cell.parameters < 3e9 else None
         words = {"alone": alone, "replayed": replayed} | ({} if compared is None else {"compared": compared})
@@ -233,32 +232,6 @@ def _planted(cell: Cell, tokens: Tensor, target: str, name: str, rows: Rows) -> 
             said["compared"] += "-" if again is None else LETTERS[again.verdict.status.value]
     gradient[rows] = kept
     return said
-
-
-def _costs(cell: Cell, tokens: Tensor) -> dict[str, float]:
-    def timed(work: Callable[[], object], times: int) -> float:
-        taken = []
-        for _ in range(times):
-            if cell.device == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            work()
-            if cell.device == "cuda":
-                torch.cuda.synchronize()
-            taken.append(time.perf_counter() - began)
-        return float(np.median(taken))
-
-    alone = partial(cell.audit, None, sized=False)
-    found = {"recognize": cell.recognize_seconds, "first audit": timed(alone, 1), "audit": timed(alone, 5)}
-    history = PeakHistory()
-    found["audit with peaks"] = timed(partial(cell.audit, None, sized=False, peaks=history), 4)
-    generator = torch.Generator().manual_seed(0)
-    sizes = ((1, 512), (4, 512), (16, 512)) if cell.device == "cuda" else ((1, 32), (4, 32))
-    for batch, length in sizes:
-        some = cell.tokens(generator, batch, length)
-        found[f"pass of {batch * length} tokens"] = timed(partial(cell.backward, some), 3)
-    cell.backward(tokens)
-    return found
 
 
 def clean(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, Any]:
@@ -320,7 +293,6 @@ def main() -> None:
     parser.add_argument("--cell-seconds", type=float, default=60.0)
     parser.add_argument("--passes", type=int, default=160)
     parser.add_argument("--compare-every", type=int, default=20, help="passes from one comparison to the next")
-    parser.add_argument("--costs", action="store_true", help="time audits and passes too; means something alone only")
     parser.add_argument("--regimes", default="fresh,20 steps", help="of tables")
     parser.add_argument("--free", type=float, default=0.0, help="GB of the device that each cell waits for")
     parser.add_argument("--seed", type=int, default=1)
