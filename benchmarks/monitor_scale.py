@@ -126,7 +126,7 @@ def train(precision: str, optimizer_name: str, steps: int, plant: Plant | None, 
         optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-4)]
     monitor = conserved.Monitor(model, optimizers if len(optimizers) > 1 else optimizers[0])
     data, generator = text(device), torch.Generator().manual_seed(0)
-    length, batch = (512, 8) if device == "cuda" else (64, 4)
+    length, batch = (512, 4) if device == "cuda" else (64, 4)
     began, loss = time.perf_counter(), torch.zeros(())
     for step in range(1, steps + 1):
         starts = torch.randint(len(data) - length, (batch,), generator=generator).tolist()
@@ -152,7 +152,7 @@ def train_by_trainer(precision: str, steps: int, device: str) -> dict[str, Any]:
 
     from conserved.integrations import ConservationCallback
 
-    length, batch = (512, 8) if device == "cuda" else (64, 4)
+    length, batch = (512, 4) if device == "cuda" else (64, 4)
     with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(
             output_dir=folder,
@@ -190,7 +190,7 @@ def train_by_lightning(precision: str, steps: int, device: str) -> dict[str, Any
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=3e-4)
 
-    length, batch = (512, 8) if device == "cuda" else (64, 4)
+    length, batch = (512, 4) if device == "cuda" else (64, 4)
     with tempfile.TemporaryDirectory() as folder:
         callback, began = LightningConservation(), time.perf_counter()
         trainer = pl.Trainer(
@@ -249,6 +249,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--name", default="monitor_scale")
     parser.add_argument("--optimizers", default="AdamW,Muon,Trainer,Lightning")
+    parser.add_argument("--precisions", default="bf16,autocast")
     parser.add_argument("--defects", type=int, default=1, help="0 for clean runs alone")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -256,11 +257,11 @@ def main() -> None:
     cases: list[tuple[str, str, str, int, Any]] = [
         ("clean", precision, name, chosen.steps, None)
         for name in filter(None, chosen.optimizers.split(","))
-        for precision in ("bf16", "autocast")
+        for precision in chosen.precisions.split(",")
         if name != "Muon" or hasattr(torch.optim, "Muon")
     ]
     planted = defects(chosen.first) if chosen.defects else {}
-    for precision in ("autocast", "bf16"):
+    for precision in chosen.precisions.split(","):
         cases += [(label, precision, "AdamW", chosen.first + 60, case) for label, case in planted.items()]
     began, done = time.perf_counter(), []
     for label, precision, name, steps, case in cases:

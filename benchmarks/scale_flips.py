@@ -3,9 +3,9 @@
     python benchmarks/scale_flips.py --cells llama:125M:bf16,llama:1.4B:float32 --seconds 400 --out $OUT
 
 A Llama is trained with AdamW. Every step is audited with a replay, and the identities of a step look at every update:
-clean steps must raise nothing. Every few steps bits are flipped and put right again: ten in gradients of weights, ten
-in updates (both in different parts of the model, so that one audit judges all), and several inside the backward pass,
-one a pass. Beside them, spikes of five deviations of the norm of any tensor and of all, over the clean steps before.
+clean steps must raise nothing. Every few steps bits are flipped and put right again: one a layer in gradients of
+weights and one a layer in updates, so that one audit judges all, and several inside the backward pass, one a pass.
+Beside them, spikes of five deviations of the norm of any tensor and of all, over the clean steps before.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ WRITES = ("not the rule's", "something else wrote", "bits changed", "did not lan
 
 EDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e3, math.inf)
 
-BATCH = 10
-"""Flips of one step in gradients, and in updates."""
+BATCH = 24
+"""Flips of one step in gradients, and in updates, if there are as many layers."""
 
-FIRST = 20
+FIRST = 12
 """Clean steps before the first flip: spikes need a past."""
 
 
@@ -208,7 +208,7 @@ class Run:
             loss.backward(retain_graph=True)
             self.corrupted = None
             gradients = self.gradients()
-            moved = np.array([float(torch.dist(gradients[name], clean[name])) for name in clean])
+            moved = torch.stack([torch.dist(gradients[name], clean[name]).float() for name in clean]).cpu().numpy()
             size = float((moved / sizes).max())
             found = self.audit(replay, copy.deepcopy(self.peaks))
             tensors, everything = self.gradient_norms.spikes(norms_of(list(gradients.values())))

@@ -48,6 +48,9 @@ SCALE = 2.0**12
 PARTS = ("one row of up", "embedding rows", "router, one expert", "positions")
 """Targets that are a part of a leg of their identity."""
 
+LAW_OF = {"key head": "query_key", "value head": "value_output"}
+"""By target, the law whose sensitivity is stated, where a tensor holds several targets."""
+
 Store = Callable[[dict[str, Any]], None]
 """Saves what a cell has found so far."""
 
@@ -185,6 +188,7 @@ def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
         compared = cell.audit(tokens, reference=True, sized=False) if cell.parameters < 3e9 else None
         words = {"alone": alone, "replayed": replayed} | ({} if compared is None else {"compared": compared})
         found["clean"][regime] = {name: one.verdict.status.value for name, one in words.items()}
+        found["clean"][regime]["messages"] = [one.verdict.message[:300] for one in words.values() if not one.conclusive]
         if compared is not None and compared.comparison is not None:
             seen = compared.comparison
             found["clean"][regime] |= {
@@ -202,7 +206,8 @@ def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
                 print(f"not planted for lack of time: {target}, {regime}", flush=True)
                 continue
             said = _planted(cell, tokens, target, name, rows)
-            legs = [size for (_, parameter), size in alone.sensitivity.legs.items() if parameter == name]
+            family = LAW_OF.get(target, "")
+            legs = [s for (law, parameter), s in alone.sensitivity.legs.items() if parameter == name and family in law]
             found["planted"][regime][target] = said | {"stated": min(legs, default=None)}
             print(regime, target, found["planted"][regime][target], f"{time.perf_counter() - began:.0f} s", flush=True)
             store(found)

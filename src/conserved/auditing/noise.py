@@ -52,6 +52,9 @@ _COHERENT = 0.75
 """Share of a residual's square that one factor on one side must explain to count as a wrong factor. Rounding of n
 entries has 1/n of it in any one direction."""
 
+_VANISHED = 1e-6
+"""Size of the other terms, relative to one, below which they were multiplied by zero and have no direction."""
+
 _ENTRIES = 16
 """Entries below which a factor fits rounding by chance."""
 
@@ -201,7 +204,8 @@ def wrong_factors(symmetries: Sequence[Symmetry], theta: Tensors, gradients: Ten
 def _factor(terms: Sequence[NDArray[np.float64]]) -> float | None:
     """Return the factor on one term, or on all of one sign, that explains a sum which should be zero.
 
-    Without it the others sum to −t: the residual is (f − 1)t, and f is what the term is off by.
+    Without it the others sum to −t: the residual is (f − 1)t, and f is what the term is off by. The residual then lies
+    along the others too. A spike in one term does not: it is most of that term, and has next to nothing of the others.
     """
     total = np.sum(terms, axis=0)
     size = float(np.linalg.norm(total))
@@ -213,6 +217,10 @@ def _factor(terms: Sequence[NDArray[np.float64]]) -> float | None:
         if length == 0:
             continue
         along = float(total @ term) / length
+        others = total - term
+        rest = float(np.linalg.norm(others))
+        if rest > _VANISHED * length and (float(total @ others) / (size * rest)) ** 2 < _COHERENT:
+            continue
         if (along / size) ** 2 >= best:
             # total = t_wrong − t_right along the term itself: t_right = t_wrong − total.
             best, right = (along / size) ** 2, length - along

@@ -206,7 +206,10 @@ def compare_with_reference(
             by_parameter = {item.parameter: item for item in _differences(own, right, noises, floor)}
         del rounded
         selects = bool(log.pinned)
-        foreign = [] if gradients is None else foreign_gradients(replay, parameters, gradients, own, narrow, selects)
+        foreign: list[GradientDifference] = []
+        if gradients is not None:
+            rounding = {name: items[0] for name, items in noises.items()}
+            foreign = foreign_gradients(replay, parameters, gradients, own, narrow, selects, rounding)
         beyond = [item for item in by_parameter.values() if item.excess > 1]
         form = replace(form, trusted=set())
         for seed in range(_SAMPLES):
@@ -412,13 +415,21 @@ _REPEATS = 3
 
 @torch.no_grad()
 def foreign_gradients(
-    replay: Replay, parameters: Tensors, gradients: Tensors, own: Tensors, narrow: torch.dtype, selects: bool = False
+    replay: Replay,
+    parameters: Tensors,
+    gradients: Tensors,
+    own: Tensors,
+    narrow: torch.dtype,
+    selects: bool = False,
+    rounding: Tensors | None = None,
 ) -> list[GradientDifference]:
     """Return the gradients that are not those of a pass run again, up to one factor on everything; furthest first.
 
     Kernels that add in another order every time give other gradients when they are run again. If such a program also
     selects (experts, say), rounding decides between equals, and two passes need not be near each other: nothing is
-    compared then.
+    compared then. Some kernels do so once in many passes, so that a few repetitions agree. Such a pass changes rows by
+    little wherever its gradient goes on to, and what rounding every result anew explains of them is not foreign. A
+    defect changes its own rows, and others not at all.
 
     Args:
         replay: the pass.
@@ -427,6 +438,7 @@ def foreign_gradients(
         own: the gradients of the pass, run again as it was.
         narrow: the precision that gradients are rounded to.
         selects: whether the program draws or selects something on the way.
+        rounding: by parameter, a sample of what rounding all results of the pass does to its gradient.
     """
     names = [name for name in own if name in gradients]
     factor = common_factor(gradients, own)
@@ -442,11 +454,38 @@ def foreign_gradients(
     # Factors are computed in float32, from sums of squares that are rounded as well.
     coarse = 4 * torch.finfo(torch.float32).eps
     floor = _Floor(stored=stored, sums=1.0, everything=_norm(own) * abs(factor), factor=coarse)
-    items = [
-        _difference(name, _Rows.of(gradients[name], own[name], noises[name], factor), floor, own[name].numel())
-        for name in names
-    ]
-    return sorted((item for item in items if item.excess > 1), key=lambda item: -item.excess)
+
+    def beyond(names: Sequence[str]) -> list[GradientDifference]:
+        items = [
+            _difference(name, _Rows.of(gradients[name], own[name], noises[name], factor), floor, own[name].numel())
+            for name in names
+        ]
+        return sorted((item for item in items if item.excess > 1), key=lambda item: -item.excess)
+
+    items = beyond(names)
+    if items and rounding is not None and _is_spread(gradients, own, factor, floor):
+        for item in items:
+            # Two passes that round differently differ by two roundings.
+            noises[item.parameter].append(math.sqrt(2) * rounding[item.parameter])
+        items = beyond([item.parameter for item in items])
+    return items
+
+
+_SAME = 1e-4
+"""Distance of a factor from one below which gradients were not multiplied, and so not rounded, once more."""
+
+
+def _is_spread(gradients: Tensors, own: Tensors, factor: float, floor: _Floor) -> bool:
+    """Return whether most rows that two passes give differently differ by no more than storing them may change."""
+    kept = floor.factor if abs(factor - 1) < _SAME else floor.stored
+    changed = small = 0
+    for name in own:
+        if name in gradients:
+            rows = _Rows.of(gradients[name], own[name], [difference(own[name], own[name])], factor)
+            differing = rows.away > kept * rows.sizes
+            changed += int(differing.sum())
+            small += int((differing & (rows.away <= SIGMAS * floor.stored * rows.sizes)).sum())
+    return 2 * small > changed
 
 
 def _changes(first: Tensors, second: Tensors) -> dict[str, Tensor]:
