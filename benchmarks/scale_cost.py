@@ -21,7 +21,7 @@ import torch
 import conserved
 from conserved.auditing.gradient_peaks import PeakHistory
 from measure import commit, machine, save
-from scale_table import Cell
+from scale_table import Cell, table
 
 
 def timed(work: Callable[[], object], times: int) -> list[float]:
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--cell", default="llama:8B:bf16")
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--tokens", default="1x512,4x512,16x512,4x4096")
+    parser.add_argument("--planted", type=float, default=0.0, help="seconds for wrong factors afterwards")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,6 +84,9 @@ def main() -> None:
         passes[f"{batch * length}"] = taken
         share = float(np.median(later)) / (float(np.median(later)) + float(np.median(taken[1:])))
         note(**{"passes": passes, f"share at {batch * length} tokens": share})
+    cell.laws = {"cross_entropy": laws, "any": laws}
+    options = argparse.Namespace(regimes="fresh", cell_seconds=chosen.planted)
+    note(table=table(cell, options, lambda found: note(table=found)))
     allocated = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
     note(**{"GB at most": allocated})
 
