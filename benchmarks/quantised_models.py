@@ -2,6 +2,8 @@
 
     python benchmarks/quantised_training.py MODELS
     python benchmarks/quantised_models.py MODELS --minilm FOLDER
+    python benchmarks/quantised_models.py MODELS --one llama-0 gpt2-0 --device cuda   # trains what is missing
+    python benchmarks/quantised_models.py MODELS --join
 
 Four architectures trained here on text, three seeds each, and all-MiniLM-L6-v2 (the folder in its PyPI package). All
 are rounded by the same code (`conserved.transform.schemes`), so that only the point of the orbit differs. Decoders:
@@ -16,6 +18,7 @@ import argparse
 import copy
 import importlib
 import inspect
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -31,16 +34,16 @@ from torch import Tensor, nn
 from conserved.transform import SCHEMES, equalize, fit_to_scheme
 from conserved.transform.schemes import round_tokens, rounded_layers
 from measure import save
-from quantised_training import CONFIGS, CONTEXT, batch, split_text
+from quantised_training import CONFIGS, CONTEXT, batch, split_text, train
 
 Case = tuple[nn.Module, list[dict[str, Any]], Callable[[nn.Module], Tensor], Tensor]
 """A model, calibration batches, its logits on held-out data, and the labels of these."""
 
 
-def decoder(folder: Path) -> Case:
+def decoder(folder: Path, device: str = "cpu") -> Case:
     """A decoder that was trained here."""
-    tokens, held = split_text()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens, held = (text.to(device) for text in split_text())
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval().to(device)
     drawn = [batch(tokens, 16, torch.Generator().manual_seed(n))[:, :-1] for n in (7, 8)]
     windows = batch(held, 64, torch.Generator().manual_seed(1))
 
@@ -169,7 +172,7 @@ def measure(case: Case, tokenizer: Any) -> dict[str, Any]:
     def judged(one: nn.Module) -> dict[str, float]:
         found = logits(one)
         divergence = F.kl_div(found.log_softmax(-1), plain, log_target=True, reduction="batchmean")
-        return {"divergence": float(divergence), "loss": float(F.cross_entropy(found, labels))}
+        return {"divergence": float(divergence), "loss": float(F.cross_entropy(found, labels.to(found.device)))}
 
     points: dict[str, nn.Module] = {"as trained": model}
     failed: dict[str, str] = {}
@@ -230,18 +233,39 @@ def main() -> None:
     """Measure all, print, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path)
-    parser.add_argument("--minilm", type=Path, required=True)
+    parser.add_argument("--minilm", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--one", nargs="*", default=[], help="measure these models alone, each into a file of its own")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--join", action="store_true", help="save what --one has measured")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.minilm)
     found: dict[str, list[dict[str, Any]]] = {}
-    for name in CONFIGS:
-        for seed in range(options.seeds):
-            found.setdefault(name, []).append(measure(decoder(options.models / f"{name}-{seed}"), tokenizer))
-            print(name, seed, found[name][-1]["chosen"], found[name][-1]["failed"], flush=True)
-    found["MiniLM"] = [measure(sentences(options.minilm), tokenizer)]
+    if options.one:
+        for case in options.one:
+            name, seed = case.rsplit("-", 1)
+            measured = options.models / f"{case}.json"
+            if measured.is_file():
+                continue
+            if name != "MiniLM" and not (options.models / case / "training.json").is_file():
+                train(name, int(seed), options.models / case, options.steps, options.device)
+            one = sentences(options.minilm) if name == "MiniLM" else decoder(options.models / case, options.device)
+            result = measure(one, None)
+            measured.write_text(json.dumps(result), encoding="utf-8")
+            print(case, result["chosen"], result["failed"], result["torchao int8"], flush=True)
+        return
+    if options.join:
+        for file in sorted(options.models.glob("*-*.json")):
+            found.setdefault(file.stem.rsplit("-", 1)[0], []).append(json.loads(file.read_text("utf-8")))
+    else:
+        for name in CONFIGS:
+            for seed in range(options.seeds):
+                found.setdefault(name, []).append(measure(decoder(options.models / f"{name}-{seed}"), None))
+                print(name, seed, found[name][-1]["chosen"], found[name][-1]["failed"], flush=True)
+        if options.minilm:
+            found["MiniLM"] = [measure(sentences(options.minilm), None)]
     print(table(found), flush=True)
     save("quantised_models", {"models": found})
 

@@ -59,8 +59,8 @@ CONFIGS: dict[str, Any] = {
 
 def batch(tokens: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Random windows of a text."""
-    starts = torch.randint(0, len(tokens) - CONTEXT - 1, (size,), generator=generator)
-    return torch.stack([tokens[s : s + CONTEXT + 1] for s in starts.tolist()])
+    starts = torch.randint(0, len(tokens) - CONTEXT - 1, (size, 1), generator=generator)
+    return tokens[(starts + torch.arange(CONTEXT + 1)).to(tokens.device)]
 
 
 def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
@@ -75,12 +75,12 @@ def split_text() -> tuple[Tensor, Tensor]:
     return tokens[:-100_000], tokens[-100_000:]
 
 
-def train(name: str, seed: int, folder: Path, steps: int) -> None:
+def train(name: str, seed: int, folder: Path, steps: int, device: str = "cpu") -> None:
     """Train one model, and save it with the curve of its held-out loss."""
-    tokens, held = split_text()
+    tokens, held = (text.to(device) for text in split_text())
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model: Any = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    model: Any = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     test = batch(held, 64, torch.Generator().manual_seed(0))
