@@ -246,13 +246,16 @@ class EqualReplicas(StepIdentity):
         what, names = ("gradients", gradients) if gradients else ("parameters", parameters)
         finding = self._finding(what, names, rank, number, own)
         alone = bool(gradients) and len(gradients) == sum(map(bool, own["gradients"]))
-        self._note_averages(rank, number, parameters, theirs, own)
+        # A wrapper without a hook of the program's reduces gradients in every step.
+        may_average = not wrapped or _has_hook(step.called)
+        if may_average:
+            self._note_averages(rank, number, parameters, theirs, own)
         if not wrapped and not parameters:
             # An optimizer that reduces gradients within its step leaves equal parameters.
             return
         if alone and rank in self._averages:
             yield from self._overdue(rank, number, own)
-        elif alone and (_has_hook(step.called) if wrapped else rank not in self._agreed):
+        elif alone and may_average and (wrapped or rank not in self._agreed):
             self._different.setdefault(rank, finding)
             self._alone[rank] = self._alone.get(rank, 0) + 1
             yield from self._forgotten(_PATIENCE, hooked=wrapped)
