@@ -32,6 +32,7 @@ from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
 from conserved.layout import has_flat_shards, named_parameters_of
+from conserved.layout.flat_shards import forget_flat_shards
 
 
 def being_followed() -> bool:
@@ -248,6 +249,7 @@ def kept_with(model: nn.Module) -> Kept:
 def forget_model(model: nn.Module) -> None:
     """Take everything that is kept with a model away from it."""
     model.__dict__.pop(_PLACE, None)
+    forget_flat_shards(model)
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:

@@ -151,6 +151,11 @@ def flat_shards(model: nn.Module) -> dict[_Attribute, FlatShard]:
     return shards
 
 
+def forget_flat_shards(model: nn.Module) -> None:
+    """Let go of what was made of a model's flat tensors, which refer back to the model."""
+    _SHARDS.pop(model, None)
+
+
 def named_parameters_of(model: nn.Module) -> dict[str, Any]:
     """Return every parameter once, by its name; those that FSDP1 keeps flat under the names that they had before."""
     if not has_flat_shards(model):
