@@ -456,15 +456,8 @@ def split_loss(rank: int, world: int) -> Training:
     """Logits stay cut over classes, and the loss is computed on the pieces."""
     model: Any = make_decoder()
     mesh = init_device_mesh("cpu", (world,))
-    tensor_parallel(model, mesh, sequence=False)
-    model.output._forward_hooks.clear()
-    plain = make_decoder()
-    plain.load_state_dict({n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in model.state_dict().items()})
-    head = plain.output
-    model = plain
     tensor_parallel_without_head(model, mesh)
-    assert head is not None
-    parallelize_module(head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+    parallelize_module(model.output, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
     optimizer, config = adamw(model), DecoderConfig()
 
     def step(number: int) -> Tensor:
