@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 128])
     parser.add_argument("--cells", default="", help="sizes of large models, separated by commas, in place of widths")
+    parser.add_argument("--places", nargs="*", default=["weights", "updates"])
     parser.add_argument("--precisions", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--seconds", type=float, default=math.inf, help="limit for each model, precision and place")
     parser.add_argument("--name", default="flipped_weights")
@@ -169,7 +170,7 @@ def main() -> None:
     table: list[dict[str, Any]] = []
     for size in given.cells.split(",") if given.cells else given.widths:
         for kind in (getattr(torch, name) for name in given.precisions):
-            for where in ("weights", "updates"):
+            for where in given.places:
                 seed = len(table) if given.cells else size
                 torch.manual_seed(seed)
                 case = large_case(kind, size, device) if given.cells else small_case(kind, size)

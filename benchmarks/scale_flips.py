@@ -34,7 +34,7 @@ from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.auditing.replay import SCALE, ClosureReplay
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities
-from conserved.tracking.identities.block_sums import BlockSums
+from conserved.tracking.identities.update_rule import UpdateRule
 from measure import save
 from scale_table import Cell
 
@@ -314,7 +314,7 @@ class Run:
     def record(self) -> dict[str, Any]:
         """Return what was seen so far."""
         kept = {"clean steps": self.clean, "alarms in clean steps": len(self.alarms), "alarms": self.alarms[:10]}
-        sums = next(one for one in self.identities.identities if isinstance(one, BlockSums))
+        sums = next(one for one in self.identities.identities if isinstance(one, UpdateRule))
         off = self.identities._boundary.off("identity of " + sums.name)
         return kept | {"other codes": dict(self.other_codes), "block sums off": bool(off), "flips": self.counts}
 

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conserved import Monitor
 from error_programs import (
+    details,
     flows,
     frameworks,
     gradients,
@@ -56,7 +57,7 @@ from error_programs.case import CASES, Case
 PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
-    habits, kernels, restarts, peers,
+    habits, kernels, restarts, peers, details,
 )  # fmt: skip
 """The modules that fill the table."""
 

@@ -28,6 +28,8 @@ STEP_KINDS = {
     "bits changed": "hardware",
     "no step": "loop",
     "state lost": "loop",
+    "state written": "loop",
+    "twice": "loop",
     "not restored": "loop",
     "rate": "loop",
     "average": "loop",

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from conserved.alarm import Alarm
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities
-from conserved.tracking.identities.block_sums import BLOCK, BlockSums
+from conserved.tracking.identities.block_sums import BLOCK
+from conserved.tracking.identities.update_rule import UpdateRule
 
 WIDTH = 1500
 """A matrix of two million entries, of which a sample reads one in seventy."""
@@ -29,7 +30,7 @@ class Run:
         self.model = nn.Linear(WIDTH, WIDTH).to(kind)
         self.optimizer = make(list(self.model.parameters()))
         self.identities = StepIdentities(
-            self.model, self.model, [self.optimizer], Boundary(strict=True), [BlockSums()], allowance=lambda: 1e9
+            self.model, self.model, [self.optimizer], Boundary(strict=True), [UpdateRule()], allowance=lambda: 1e9
         )
 
     def step(self, *, inside: Callable[[Tensor], None] | None = None) -> list[Alarm]:
@@ -127,8 +128,19 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_right_steps_are_silent(name: str, kind: torch.dtype) -> None:
+    if name == "SGD, fused" and kind == torch.bfloat16:
+        pytest.skip("the test below is about it")
     run = Run(OPTIMIZERS[name], kind)
     assert [run.step() for _ in range(4)] == [[]] * 4
+
+
+def test_a_fused_step_is_accused_exactly_if_it_moves_nothing() -> None:
+    """The fused SGD of PyTorch 2.13 leaves all but the last few bfloat16 weights on a processor as they are."""
+    run = Run(OPTIMIZERS["SGD, fused"], torch.bfloat16)
+    before = run.model.weight.detach().clone()
+    codes = {alarm.code for alarm in run.step()}
+    moved = float((run.model.weight != before).double().mean())
+    assert codes == ({"did not land", "not the rule's"} if moved < 0.01 else set())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -28,8 +28,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import all_sampled
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.reference_steps import rule_for
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared
+from conserved.tracking.identities.reference_steps import RELATIVE, rule_for
+from conserved.tracking.identities.step_identity import TrainingStep, is_plain, is_shared
 
 BLOCK = 128
 """Entries of a block. Fewer take more memory; more hide a wrong entry among the rounding of others."""
@@ -42,12 +42,6 @@ _STORED = 2.0
 
 _SUMMED = torch.finfo(torch.float32).eps / 2 * math.sqrt(BLOCK)
 """Rounding of the sum of a block, over the norm of its entries."""
-
-_RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.03}
-"""How far an update may be from its formula, by type of the weights; the same as for sampled entries in float32.
-
-In bfloat16 torch rounds by 2⁻⁸ after each of about eight operations.
-"""
 
 _FEW = 16
 """Blocks up to which a wrong update is called local. More are seen by the sample of entries as well."""
@@ -103,12 +97,8 @@ class _Sums:
     version: int
 
 
-class BlockSums(StepIdentity):
-    """Holds every block of every tensor against the rule of torch's SGD, Adam or AdamW."""
-
-    name = "block sums"
-    question = "Is every entry of the update the rule's?"
-    free = False
+class BlockSums:
+    """Holds every block of every tensor against the rule of torch's SGD, Adam or AdamW: a reading of `UpdateRule`."""
 
     def __init__(self) -> None:
         self._before: dict[int, list[_Sums]] = {}
@@ -117,11 +107,9 @@ class BlockSums(StepIdentity):
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def restart(self) -> None:
+        """Forget what was read of weights."""
         self._before.clear()
         self._after.clear()
-
-    def close(self, step: TrainingStep) -> None:
-        self.restart()
 
     def device_seconds(self) -> float:
         """Return the seconds that devices spent on sums since the last call, as far as they have finished."""
@@ -129,10 +117,11 @@ class BlockSums(StepIdentity):
         self._events = [pair for pair in self._events if pair not in finished]
         return sum(begin.elapsed_time(end) for begin, end in finished) / 1e3
 
-    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer, *, asked: bool) -> None:
+        """Read the sums of the weights before a step, if it is asked about."""
         self._before.pop(id(optimizer), None)
         after, self._after = self._after, {}
-        if not step.thorough or step.closure or _update_of(optimizer) is None or _skips(optimizer):
+        if not asked or step.closure or _update_of(optimizer) is None:
             return
         tensors = [p for group in optimizer.param_groups for p in group["params"] if _comparable(p, group)]
         if not tensors or all_sampled(tensors):
@@ -144,6 +133,7 @@ class BlockSums(StepIdentity):
             self._compare_between(step, now, after)
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Compare the sums after a step with the rule's."""
         before = self._before.pop(id(optimizer), None)
         update = _update_of(optimizer)
         if before is None or update is None:
@@ -186,7 +176,7 @@ class BlockSums(StepIdentity):
         residual = (after - (decay * sums.values - moved)).abs()
         # A sum of n numbers in float32 rounds n partial sums, each about as large as their norm: u √n of it.
         stored = math.hypot(_STORED * unit, _SUMMED) * self._norm(_wide(local(p)))
-        limit = _DEVIATIONS * (stored.square() + (_RELATIVE[p.dtype] * rate * self._norm(direction)).square()).sqrt()
+        limit = _DEVIATIONS * (stored.square() + (RELATIVE[p.dtype] * rate * self._norm(direction)).square()).sqrt()
         # A weight beyond 10¹⁹ has no square in float32: then nothing is allowed to its block.
         limit = torch.where(limit.isfinite(), limit, 0.0)
         # A block of zeros has no limit but this.
@@ -279,14 +269,9 @@ def _update_of(optimizer: Optimizer) -> DirectionOfStep | None:
     return _UPDATES.get(type(optimizer)) if rule is not None and rule[1] else None
 
 
-def _skips(optimizer: Optimizer) -> bool:
-    """Return whether a scaler drives a fused optimizer, which then unscales or skips by itself."""
-    return getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
-
-
 def _comparable(p: Tensor, group: Mapping[str, Any]) -> bool:
     """Return whether a tensor steps by the formulas above in this step."""
-    if p.grad is None or not is_plain(p) or not is_plain(p.grad) or is_shared(p) or p.dtype not in _RELATIVE:
+    if p.grad is None or not is_plain(p) or not is_plain(p.grad) or is_shared(p) or p.dtype not in RELATIVE:
         return False
     return local(p).numel() > 0 and not group.get("differentiable", False)
 

@@ -96,7 +96,7 @@ class EqualReplicas(StepIdentity):
         self._mode: dict[str, str] = {}
         """Mode and autocast of the last pass with gradients."""
         self._said_mode = False
-        self._said_inputs = False
+        self._said_inputs = self._noted_apart = False
         self._holders: dict[str, set[int]] = {}
         """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
 
@@ -261,6 +261,10 @@ class EqualReplicas(StepIdentity):
             yield from self._forgotten(_PATIENCE, hooked=wrapped)
         elif wrapped or rank in self._agreed:
             yield finding
+        elif gradients and not self._noted_apart:
+            # Parts of a model that is split by hand are as different.
+            self._noted_apart = True
+            step.notes.append(f"gradients of {name_tensors(names)} differ between ranks, and those of others agree")
 
     def _apart(self, rank: int, theirs: list[int], own: list[int]) -> list[str]:
         """Return the tensors that differ and that both processes should hold alike, as far as the stack says so."""

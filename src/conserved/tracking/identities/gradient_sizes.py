@@ -80,10 +80,17 @@ class GradientSizes(StepIdentity):
             sizes = {name: gradient.numel() for name, gradient in rows}
             self._moving += any(bool(group.get("lr", 1.0)) for group in optimizer.param_groups)
             moving = self._moving
-            step.read(numbers, lambda arrived: self._judge(names, arrived, step.number, sizes, moving))
+            number, notes = step.number, step.notes
+            step.read(numbers, lambda arrived: self._judge(names, arrived, number, sizes, moving, notes))
 
     def _judge(
-        self, names: list[str], numbers: Tensor, number: int, sizes: dict[str, int] | None = None, moving: int = 0
+        self,
+        names: list[str],
+        numbers: Tensor,
+        number: int,
+        sizes: dict[str, int] | None = None,
+        moving: int = 0,
+        notes: list[str] | None = None,
     ) -> Iterator[StepFinding]:
         norms = dict(zip(names, numbers.tolist(), strict=True))
         logs = {name: math.log(norm) for name, norm in norms.items() if norm > 0 and math.isfinite(norm)}
@@ -101,7 +108,7 @@ class GradientSizes(StepIdentity):
             if deviation > max(_SIGMAS * sigma, _FACTOR):
                 out.append((deviation, name))
         yield from self._dead(norms, number)
-        yield from self._never_alive(norms, number, sizes or {}, moving)
+        yield from self._never_alive(norms, number, sizes or {}, moving, [] if notes is None else notes)
         for name, value in logs.items():
             self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
         if out and 2 * len(out) <= len(logs):
@@ -154,9 +161,12 @@ class GradientSizes(StepIdentity):
             )
 
     def _never_alive(
-        self, norms: dict[str, float], number: int, sizes: dict[str, int], moving: int
+        self, norms: dict[str, float], number: int, sizes: dict[str, int], moving: int, notes: list[str]
     ) -> Iterator[StepFinding]:
-        """Yield a large part of the model whose gradient was exactly zero in every one of the first steps."""
+        """Yield a large part of the model whose gradient was exactly zero in every one of the first steps.
+
+        Note a small one.
+        """
         if moving != _ZEROS or not any(norms.values()):
             return
         # Of experts that take turns, some have a gradient.
@@ -166,7 +176,11 @@ class GradientSizes(StepIdentity):
             for name, norm in norms.items()
             if norm == 0 and self._zeros.get(name, 0) >= _ZEROS and (_DIGITS.sub("#", name), sizes[name]) not in alive
         ]
-        if sum(sizes[name] for name in never) >= _SHARE * sum(sizes.values()):
+        always = [name for name, norm in norms.items() if norm == 0 and self._zeros.get(name, 0) >= _ZEROS]
+        if sum(sizes[name] for name in never) < _SHARE * sum(sizes.values()):
+            if always:
+                notes.append(f"the gradient of {name_tensors(always)} was exactly zero in the first {_ZEROS} steps")
+        else:
             yield StepFinding(
                 code="zero gradient",
                 tensor=never[0],

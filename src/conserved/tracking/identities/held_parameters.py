@@ -106,6 +106,9 @@ class HeldParameters(StepIdentity):
         held = {id(p) for p in groups}
         self._unregistered = {name for key, (name, _) in own.items() if key not in registered}
         self._idle = sum(id(p) not in own and p.grad is None for p in groups)
+        if self._idle and self._idle < len(groups):
+            kinds = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in step.optimizers))
+            step.notes.append(f"{kinds} holds {self._idle} tensors that the model does not have")
         self._unused = (
             [own[id(p)][0] for p in groups if id(p) in own] if not any(p.grad is not None for p in groups) else []
         )
@@ -121,6 +124,26 @@ class HeldParameters(StepIdentity):
         ]
         if first:
             self._look_at_copies(step)
+            self._look_at_memory(step)
+
+    def _look_at_memory(self, step: TrainingStep) -> None:
+        """Report two trained parameters that are one piece of memory, such as a weight and its transpose."""
+        parts: dict[tuple[int, int, int], str] = {}
+        for name, p in step.structure.parameters.items():
+            if not p.requires_grad or not is_plain(p) or hasattr(p, "device_mesh") or p.is_meta or p.numel() < 2:
+                continue
+            known = parts.setdefault((p.untyped_storage().data_ptr(), p.storage_offset(), p.numel()), name)
+            if known != name:
+                step.report(
+                    StepFinding(
+                        code="untied",
+                        tensor=name,
+                        others=(known,),
+                        message=f"{name} and {known} are two parameters in one memory, which two updates write to. "
+                        "Keep one of them, and use it in both places.",
+                    )
+                )
+                return
 
     def _look_at_ties(self, step: TrainingStep) -> None:
         for names in self._ties:

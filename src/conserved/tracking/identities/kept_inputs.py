@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
 
 _STEPS = 8
 """Steps with a pass that writes to its inputs after which it is no longer asked whether they come again."""
@@ -17,6 +17,12 @@ _STEPS = 8
 
 _ALIKE = 4
 """Steps that are compared for having the same batch."""
+
+_LARGE = 50.0
+"""An input above which is remarked: pixels and counts are usually scaled first."""
+
+_ORDER = 1024
+"""Steps whose batches are compared for coming in the same order again."""
 
 
 class KeptInputs(StepIdentity):
@@ -36,6 +42,8 @@ class KeptInputs(StepIdentity):
         self._steps = 0
         self._batches: list[Tensor] = []
         """Entries of the inputs of the first steps."""
+        self._order: list[int] = []
+        """Fingerprints of the last batch of every step, until they repeat."""
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         if self._steps >= _STEPS or not torch.is_grad_enabled():
@@ -59,7 +67,12 @@ class KeptInputs(StepIdentity):
                 return
 
     def after_step(self, step: TrainingStep) -> None:
-        """Remark on a run whose first steps all have the same batch."""
+        """Remark on a run whose first steps all have the same batch, or have large inputs."""
+        if step.number == 1:
+            sampled = [one for one in step.batches if one.is_floating_point() and on_host(one)]
+            largest = max((float(one.abs().max()) for one in sampled), default=0.0)
+            if largest > _LARGE:
+                step.notes.append(f"inputs are as large as {largest:.3g}")
         if step.number <= _ALIKE and len(step.batches) == 1:
             self._batches.append(step.batches[0])
         if step.number == _ALIKE and len(self._batches) == _ALIKE:
@@ -68,6 +81,17 @@ class KeptInputs(StepIdentity):
                 step.notes.append(f"the first {_ALIKE} steps have the same batch")
         if step.number >= _ALIKE:
             self._batches = []
+        self._look_at_order(step)
+
+    def _look_at_order(self, step: TrainingStep) -> None:
+        """Remark on a run whose second epoch has the batches of the first in the same order."""
+        if len(self._order) >= _ORDER or not step.batches:
+            return
+        self._order += step.seen_batches[-1:]
+        period, odd = divmod(len(self._order), 2)
+        if not odd and len(set(self._order[:period])) > 1 and self._order[:period] == self._order[period:]:
+            step.notes.append(f"batches come again in the same order every {period} steps")
+            self._order = [0] * _ORDER
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         before, self._before = self._before, []

@@ -46,9 +46,12 @@ class KeptState(StepIdentity):
         self._states: dict[int, _State] = {}
         self._owners: dict[int, set[int]] = {}
         """By optimizer, the parameters that have state."""
+        self._written: dict[int, set[str]] = {}
+        """By optimizer, the tensors whose state was written to before the last step."""
 
     def restart(self) -> None:
         self._states.clear()
+        self._written.clear()
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_lost(step, optimizer)
@@ -61,7 +64,7 @@ class KeptState(StepIdentity):
         counts = state.sample.sums(changed)
         sizes = (state.sample.largest(sample.nan_to_num(1.0)) for sample in (state.after, now))
         numbers = torch.stack((counts, *sizes), -1)
-        step.read(numbers, lambda arrived: _judge(arrived, state.labels, type(optimizer).__name__))
+        step.read(numbers, lambda arrived: self._judge(arrived, state.labels, optimizer, step.number))
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if not step.thorough:
@@ -72,6 +75,30 @@ class KeptState(StepIdentity):
             sample = EntrySample.of([t for _, _, t in rows], step.number, _ENTRIES)
             labels = [(name, key) for name, key, _ in rows]
             self._states[id(optimizer)] = _State(labels, sample, sample.read(), _state_ids(optimizer))
+
+    def _judge(
+        self, numbers: Tensor, labels: Sequence[tuple[str, str]], optimizer: Optimizer, number: int
+    ) -> Iterator[StepFinding]:
+        name = type(optimizer).__name__
+        findings = list(_judge(numbers, labels, name))
+        yield from findings
+        before = self._written.get(id(optimizer), set())
+        now = {tensor for (count, *_), (tensor, _) in zip(numbers.tolist(), labels, strict=True) if count}
+        self._written[id(optimizer)] = now
+        # What a program does to its state, as projecting or rounding it, it does to most tensors; what is reset is
+        # reset once.
+        twice = sorted(before & now)
+        if twice and not findings and 4 * len(now) <= len({tensor for tensor, _ in labels}):
+            self._written[id(optimizer)] = set()
+            yield StepFinding(
+                code="state written",
+                tensor=twice[0],
+                others=tuple(twice[1:]),
+                step=number - 1,
+                message=f"The state of {name} for {name_tensors(twice)} was written to between steps, twice in a row, "
+                "and that of other tensors was not: a step begins from other moments than the last one left. Was an "
+                "older copy of them put back?",
+            )
 
     def _look_at_lost(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report parameters whose state is gone while that of others is there."""
@@ -110,6 +137,7 @@ def _tensors(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str,
 
 
 def _judge(numbers: Tensor, labels: Sequence[tuple[str, str]], optimizer: str) -> Iterator[StepFinding]:
+    """Yield what was lost or changed by itself."""
     rows = [(int(n), bool(a), bool(b), *label) for (n, a, b), label in zip(numbers.tolist(), labels, strict=True)]
     cleared = [row for row in rows if row[1] and not row[2]]
     changed = [row for row in rows if row[0]]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import BatchNormBase
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.run_objects import RunObjects, parameter_ids, wrapped_ids
@@ -55,6 +56,20 @@ _COUNTS = 8
 _RATELESS = 2
 """Steps in a row at a rate of exactly zero after which it is said; a warm-up has one."""
 
+_NO_RATE, _EARLY_STEPS = 1e-9, 32
+"""A falling rate at which steps move next to no weight in float32, and the steps in which no schedule is that far."""
+
+_PAST_END = 1.25
+"""Calls of a cosine schedule, over its T_max, from which on its rate rises again for sure."""
+
+_WRITES_RATE = (
+    torch.optim.lr_scheduler.LambdaLR,
+    torch.optim.lr_scheduler.OneCycleLR,
+    torch.optim.lr_scheduler.CyclicLR,
+    torch.optim.lr_scheduler.CosineAnnealingWarmRestarts,
+)
+"""Schedulers that compute the rate from its first value, whatever others have made of it."""
+
 _FOLLOWED = 1e-6
 """The share of its way to the model that an average goes in a step, below which it does not follow the model."""
 
@@ -74,6 +89,10 @@ class LoopOrder(StepIdentity):
         self._counts: dict[int, tuple[int, float]] = {}
         """By optimizer, how many tensors have state, and the largest step count."""
         self._rateless: dict[int, int] = {}
+        self._rates: dict[int, float] = {}
+        """By optimizer, the largest rate of its last step."""
+        self._said: set[int] = set()
+        """Schedulers that something was said of, and, inverted, copies of the model."""
         self._objects: RunObjects | None = None
         self._advance: dict[int, int] = {}
         self._averaged: dict[int, tuple[int, float]] = {}
@@ -86,6 +105,8 @@ class LoopOrder(StepIdentity):
         """Schedulers that were given something else than whole epochs."""
         self._infinite = 0
         """Steps in a row that a scaler skipped because of gradients that are not finite."""
+        self._rivals: dict[int, int] = {}
+        """By scheduler of an optimizer that has several, its count after the last step."""
         self._early: dict[int, int] = {}
         """By scheduler, steps in a row in which it was stepped between the pass and the optimizer's step."""
         self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
@@ -142,16 +163,24 @@ class LoopOrder(StepIdentity):
         self._stepped.add(id(optimizer))
         self._counts[id(optimizer)] = _progress(optimizer)
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group and _readable(group["lr"])]
-        zero = bool(rates) and not any(rates)
+        largest = max(rates, default=math.inf)
+        vanishing = largest <= _NO_RATE and largest < self._rates.get(id(optimizer), 0.0) and step.number < _EARLY_STEPS
+        self._rates[id(optimizer)] = largest
+        zero = largest == 0 or vanishing
         self._rateless[id(optimizer)] = self._rateless.get(id(optimizer), 0) + 1 if zero else 0
         if self._rateless[id(optimizer)] == _RATELESS:
             step.report(
                 StepFinding(
                     code="rate",
                     step=step.number - _RATELESS + 1,
-                    message=f"The learning rate of {type(optimizer).__name__} is zero since step "
-                    f"{step.number - _RATELESS + 1}: steps move nothing. Is the schedule shorter than "
-                    "the run, or never stepped?",
+                    message=f"The learning rate of {type(optimizer).__name__} is "
+                    f"{'zero' if largest == 0 else format(largest, '.2g')} since step "
+                    f"{step.number - _RATELESS + 1}: steps move nothing. "
+                    + (
+                        "Is the schedule shorter than the run, or never stepped?"
+                        if largest == 0
+                        else "Is the rate multiplied in every step by a factor that was meant for its first value?"
+                    ),
                 )
             )
 
@@ -161,6 +190,7 @@ class LoopOrder(StepIdentity):
             self._objects = RunObjects.search(step.model)
         if self._objects is not None:
             self._look_at_schedulers(step, self._objects)
+            self._look_at_rivals(step, self._objects)
             self._look_at_pace(step, self._objects)
             if step.thorough:
                 self._look_at_averages(step, self._objects)
@@ -303,6 +333,54 @@ class LoopOrder(StepIdentity):
                     )
                 )
 
+    def _look_past_end(self, step: TrainingStep, index: int, scheduler: Any) -> None:
+        """Report a cosine schedule that was called more often than its half period has steps."""
+        if type(scheduler) is not torch.optim.lr_scheduler.CosineAnnealingLR or index in self._said:
+            return
+        if scheduler.last_epoch > max(_PAST_END * scheduler.T_max, scheduler.T_max + 1):
+            self._said.add(index)
+            step.report(
+                StepFinding(
+                    code="rate",
+                    message=f"CosineAnnealingLR was stepped {scheduler.last_epoch} times and its T_max is "
+                    f"{scheduler.T_max}: the learning rate rises again. Is T_max a number of epochs, and the "
+                    "scheduler stepped for every batch?",
+                )
+            )
+
+    def _look_at_rivals(self, step: TrainingStep, objects: RunObjects) -> None:
+        """Report two schedulers of one optimizer of which one overwrites what the other has set."""
+        own = {id(one) for one in step.optimizers}
+        alive = [(i, one) for i, ref in enumerate(objects.schedulers) if (one := ref()) is not None]
+        parts = {id(part) for _, one in alive for part in getattr(one, "_schedulers", ())}
+        alive = [
+            (i, one)
+            for i, one in alive
+            if id(one) not in parts and not own.isdisjoint(wrapped_ids(getattr(one, "optimizer", None)))
+        ]
+        if len(alive) < 2 or self._said.issuperset(i for i, _ in alive):
+            return
+        counts = {i: getattr(one, "_step_count", 0) for i, one in alive}
+        before, self._rivals = self._rivals, counts
+        stepped = [(i, one) for i, one in alive if i in before and counts[i] > before[i]]
+        for i, one in stepped:
+            for j, other in stepped:
+                now = [group["lr"] for group in other.optimizer.param_groups]
+                set_by_one = getattr(one, "_last_lr", now)
+                if i == j or type(other) not in _WRITES_RATE or list(map(float, set_by_one)) == list(map(float, now)):
+                    continue
+                if list(map(float, getattr(other, "_last_lr", ()))) == list(map(float, now)):
+                    self._said |= {i, j}
+                    step.report(
+                        StepFinding(
+                            code="rate",
+                            message=f"Two schedulers set the learning rate of one {type(other.optimizer).__name__}: "
+                            f"what {type(one).__name__} sets, {type(other).__name__} overwrites before any step "
+                            "uses it. Put them into SequentialLR, or multiply their factors.",
+                        )
+                    )
+                    return
+
     def _look_at_pace(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report a scheduler that is stepped several times for every step of its optimizer."""
         stepped = {id(one) for one in step.optimizers} & self._stepped
@@ -324,6 +402,7 @@ class LoopOrder(StepIdentity):
                         )
                     )
                 continue
+            self._look_past_end(step, index, scheduler)
             before, fast = self._pace.get(index, (count, 0))
             fast = fast + 1 if count - before > 1 else 0
             self._pace[index] = (count, fast)
@@ -363,6 +442,7 @@ class LoopOrder(StepIdentity):
             self._copied[index] = (version, entries, own)
             if before is None or version == before[0] or len(entries) != len(before[1]) or not self._stepped:
                 continue
+            self._look_at_statistics(step, index, copy)
             way, gone = own - before[1], entries - before[1]
             moving = way != 0
             coarse = any(torch.finfo(a.dtype).eps > _COARSE for a, _ in pairs)
@@ -385,6 +465,25 @@ class LoopOrder(StepIdentity):
                         f"the model: {cause}",
                     )
                 )
+
+    def _look_at_statistics(self, step: TrainingStep, index: int, average: nn.Module) -> None:
+        """Report an average in eval mode whose batch norms have the statistics of before training."""
+        pairs = zip(average.modules(), step.model.modules(), strict=False)
+        norms = [(a, b) for a, b in pairs if isinstance(a, BatchNormBase) and isinstance(b, BatchNormBase)]
+        counts = [(a.num_batches_tracked, b.num_batches_tracked) for a, b in norms]
+        known = [(a, b) for a, b in counts if a is not None and b is not None and on_host(a) and on_host(b)]
+        if average.training or not known or ~index in self._said:
+            return
+        if all(int(a) == 0 < int(b) for a, b in known):
+            self._said.add(~index)
+            step.report(
+                StepFinding(
+                    code="average",
+                    message="A copy of the model is written to in every step, as an average is, and is in eval mode "
+                    "with running statistics of before training in its batch norms. Copy the buffers as well, or "
+                    "call update_bn before evaluating.",
+                )
+            )
 
     def _look_at_averages(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report an averaged model that is updated and does not move though this model does."""

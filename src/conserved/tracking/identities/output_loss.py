@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,33 @@ _LABELS = ((-1.0, 1.0), (1.0, 2.0), (0.0, 2.0))
 """Labels that a binary loss is given by mistake."""
 
 
+_CLASSES, _COMMON = 8, 0.35
+"""Classes from which on the share of one of them is remarked, and that share."""
+
+_NOTHING = torch.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """First rows of an output of a pass, and the gradient they got."""
+
+    kind: str
+    """The function that made probabilities of them, or the rectifier."""
+    length: int
+    """The length of sequences; 0 if outputs are none."""
+    number: int
+    """Which pass of the step."""
+    outputs: Tensor
+    gradient: Tensor = _NOTHING
+    accumulated: tuple[tuple[int, int], ...] = ()
+    """Which gradients parameters had when this one arrived."""
+
+    def same_as(self, other: _Pair) -> bool:
+        """Return whether outputs and their gradients are equal, and the outputs are no constant."""
+        equal = self.outputs.shape == other.outputs.shape and torch.equal(self.outputs, other.outputs)
+        return equal and self.gradient.shape == other.gradient.shape and bool(self.gradient.any())
+
+
 class OutputLoss(StepIdentity):
     """Reads off the gradient of the outputs which loss was taken of them.
 
@@ -45,8 +74,11 @@ class OutputLoss(StepIdentity):
     question = "Does the loss take what the model gives?"
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[str, Tensor, Tensor]] = []
-        """Outputs that got a gradient: which function made probabilities of them, they, and the gradient."""
+        self._pairs: list[_Pair] = []
+        self._passes = 0
+        self._repeated = 0
+        """Steps in a row of which two passes were the same."""
+        self._last_inputs: list[Tensor] = []
         self._targets: list[float] = []
         """By step, the one target that the gradient of all outputs points to."""
         self._steps = 0
@@ -57,25 +89,63 @@ class OutputLoss(StepIdentity):
             return
         for one in list(tensors_in(outputs))[:4]:
             if one.dtype in (torch.float32, torch.float64) and one.requires_grad and one.ndim and one.numel() > 1:
-                watched = partial(self._keep, _probabilities(one), _first_rows(one.detach()).clone())
+                length = one.shape[-2] if one.ndim == 3 else 0
+                seen = _Pair(_probabilities(one), length, self._passes, _first_rows(one.detach()).clone().double())
+                watched = partial(self._keep, step, seen)
                 self._handles.append(one.register_hook(Hook(Boundary(logs=False), "outputs", watched)))
+        self._passes += 1
 
-    def _keep(self, kind: str, outputs: Tensor, gradient: Tensor) -> None:
-        self._pairs.append((kind, outputs.double(), _first_rows(gradient.detach()).double()))
+    def _keep(self, step: TrainingStep, outputs: _Pair, gradient: Tensor) -> None:
+        values = _first_rows(gradient.detach()).double()
+        self._pairs.append(replace(outputs, gradient=values, accumulated=_accumulated(step)))
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._steps += 1
         self.close(step)
-        pairs, self._pairs = self._pairs, []
+        pairs, self._pairs, self._passes = self._pairs, [], 0
         if self._steps <= _STEPS:
-            finding = next(iter(self._findings(step, pairs)), None)
+            finding = next(itertools.chain(self._repeats(step, pairs), self._findings(step, pairs)), None)
             if finding is not None:
                 self._steps = _STEPS
                 step.report(finding)
 
-    def _findings(self, step: TrainingStep, pairs: list[tuple[str, Tensor, Tensor]]) -> Iterator[StepFinding]:
-        for kind, outputs, gradient in pairs:
-            if kind and (_softmax_twice if kind == "softmax" else _sigmoid_twice)(outputs, gradient):
+    def _repeats(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
+        """Yield a finding if one pass is differentiated twice, or two passes of a step are the same pass."""
+        now = _accumulated(step)
+        for a, b in itertools.combinations(pairs, 2):
+            if not (a.same_as(b) and torch.equal(a.gradient, b.gradient)):
+                continue
+            # Gradients that `torch.autograd.grad` returns are not added to those of parameters.
+            if a.number == b.number and a.accumulated != b.accumulated != now:
+                yield StepFinding(
+                    code="twice",
+                    message="backward() ran twice over one forward pass, with the same gradient of the outputs: every "
+                    "gradient is twice that of the loss. Was retain_graph=True set to silence an error?",
+                )
+                return
+            fresh = all(not torch.equal(x, y) for x in step.batches for y in self._last_inputs if x.shape == y.shape)
+            if a.number != b.number and step.called_from_one_line and not step.closure and fresh:
+                self._repeated += 1
+                break
+        else:
+            self._repeated = 0
+        self._last_inputs = list(step.batches)
+        if self._repeated == _STEPS:
+            yield StepFinding(
+                code="twice",
+                step=step.number - 1,
+                message=f"Passes of one step got the same batch and gave the same outputs, in steps {step.number - 1} "
+                f"and {step.number}: the gradient is that of fewer examples than it seems. Are micro-batches views of "
+                "one buffer that is filled again?",
+            )
+
+    def _findings(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
+        for pair in pairs:
+            kind, outputs, gradient = pair.kind, pair.outputs, pair.gradient
+            self._note_labels(step, outputs, gradient)
+            if kind in ("softmax", "sigmoid") and (_softmax_twice if kind == "softmax" else _sigmoid_twice)(
+                outputs, gradient
+            ):
                 loss = "cross_entropy" if kind == "softmax" else "binary_cross_entropy_with_logits"
                 yield StepFinding(
                     code="probabilities",
@@ -101,6 +171,18 @@ class OutputLoss(StepIdentity):
                     message="The loss applies softmax over the batch, not over the classes: outputs of one example "
                     "compete with those of others. Pass dim=-1 to softmax or log_softmax.",
                 )
+            if kind == "relu" and _is_cross_entropy(outputs, gradient):
+                yield StepFinding(
+                    code="probabilities",
+                    message="The model ends in a rectifier, and the loss applies softmax to its outputs: no logit can "
+                    "be negative, and those at zero get no gradient. Leave the last activation out.",
+                )
+            if pair.length and any(_softmax_over_batch(*each) for each in _sequences(pair)):
+                yield StepFinding(
+                    code="probabilities",
+                    message="The loss applies softmax over the positions of a sequence, not over the classes: "
+                    "cross_entropy takes the classes from dimension 1. Transpose outputs, or flatten them.",
+                )
             labels = _binary_labels(outputs, gradient)
             if labels is not None:
                 yield StepFinding(
@@ -109,7 +191,7 @@ class OutputLoss(StepIdentity):
                     "there, and outputs grow without end. Labels have to be 0 and 1.",
                 )
         # A pair of networks runs twice in a step and has one target for each pass.
-        targets = [_common_target(outputs, gradient) for _, outputs, gradient in pairs] if step.passes == 1 else []
+        targets = [_common_target(pair.outputs, pair.gradient) for pair in pairs] if step.passes == 1 else []
         self._targets += [one for one in targets[:1] if one is not None]
         if len(self._targets) == _STEPS:
             first, second = self._targets
@@ -122,10 +204,43 @@ class OutputLoss(StepIdentity):
                     "outputs and targets of one shape.",
                 )
 
+    def _note_labels(self, step: TrainingStep, outputs: Tensor, gradient: Tensor) -> None:
+        """Remark that one class has a large part of the labels, as where padding is a label."""
+        _, g = _rows_with_gradient(outputs, gradient)
+        if step.number > 1 or len(g) < 2 * _CLASSES or g.shape[-1] < _CLASSES or bool(((g < 0).sum(-1) != 1).any()):
+            return
+        labels, counts = g.argmin(-1).unique(return_counts=True)
+        share = float(counts.max()) / len(g)
+        if share > _COMMON:
+            step.notes.append(f"{share:.0%} of the labels of a batch are class {int(labels[counts.argmax()])}")
+
     def close(self, step: TrainingStep) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _accumulated(step: TrainingStep) -> tuple[tuple[int, int], ...]:
+    """Return which gradients the first parameters have, and how often each was written to."""
+    gradients = (p.grad for p in itertools.islice(step.structure.parameters.values(), 4))
+    return tuple((id(g), g._version) if g is not None else (0, 0) for g in gradients)
+
+
+def _sequences(pair: _Pair) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs and gradient of single sequences, as positions × classes."""
+    whole = len(pair.outputs) // pair.length * pair.length
+    if whole and pair.outputs.ndim == 2 and pair.outputs.shape == pair.gradient.shape:
+        parts = (values[:whole].unflatten(0, (-1, pair.length)) for values in (pair.outputs, pair.gradient))
+        yield from zip(*parts, strict=True)
+
+
+def _is_cross_entropy(outputs: Tensor, gradient: Tensor) -> bool:
+    """Return whether rows of a gradient add up to zero and are negative at one class; few outputs are positive."""
+    z, g = _rows_with_gradient(outputs, gradient)
+    if len(g) < 4 or z.shape[-1] < 3:
+        return False
+    sums = g.sum(-1).abs() <= _EQUAL * g.abs().amax(-1)
+    return bool(sums.all()) and bool(((g < 0).sum(-1) == 1).all()) and bool((z == 0).double().mean() > 0.1)
 
 
 def _first_rows(values: Tensor) -> Tensor:
@@ -138,6 +253,8 @@ def _first_rows(values: Tensor) -> Tensor:
 
 def _probabilities(outputs: Tensor) -> str:
     """Return which function made probabilities of these outputs; empty if they are none."""
+    if type(outputs.grad_fn).__name__.startswith("ReluBackward"):
+        return "relu"
     with torch.no_grad():
         low, high = torch.aminmax(outputs)
         if float(low) < 0 or float(high) > 1 or float(low) == float(high):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
 from conserved.symmetry.view import local
-from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
@@ -35,6 +35,15 @@ _UNMIXED = 2
 
 _SAMPLE = 64
 """Entries of a gradient that tell it from another."""
+
+
+_FOLLOWED_STEPS = 64
+"""Steps in which the gradient of every tensor is followed, and not of a few."""
+
+
+def _is_same(used: tuple[weakref.ref[Tensor], int], gradient: Tensor | None) -> bool:
+    """Return whether a gradient is the tensor that a step used, and was not written to since."""
+    return gradient is not None and used[0]() is gradient and used[1] == gradient._version
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +127,8 @@ class OwnGradients(StepIdentity):
         """Optimizers that stepped with something else than the last of several gradients."""
         self._others: dict[int, int] = {}
         """By optimizer, steps of other optimizers since its own."""
+        self._used: dict[int, dict[int, tuple[weakref.ref[Tensor], int]]] = {}
+        """By optimizer and parameter, the gradient of its last step and its version then."""
 
     def begin(self, step: TrainingStep) -> None:
         self._step = weakref.ref(step)
@@ -296,6 +307,31 @@ class OwnGradients(StepIdentity):
             self._notice_second_use(step, optimizer, own)
         if not stale:
             self._notice_mixed(step, optimizer, own)
+            self._notice_left(step, optimizer)
+
+    def _notice_left(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report gradients of a part of the model that no pass of this step reached, and that were used before."""
+        before = self._used.get(id(optimizer), {})
+        held = [p for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
+        left = [p for p in held if id(p) in before and _is_same(before[id(p)], p.grad)]
+        if not left or len(left) == len(held) or step.closure:
+            return
+        names = [step.names()[id(p)] for p in left]
+        number, kind = step.number, type(optimizer).__name__
+        largest = torch.stack([local(p.grad).abs().amax().double().to(held[0].device) for p in left if p.grad.numel()])
+
+        def decide(arrived: Tensor) -> Iterator[StepFinding]:
+            if bool((arrived > 0).any()):
+                yield StepFinding(
+                    code="stale gradient",
+                    tensor=names[0],
+                    others=tuple(names[1:]),
+                    message=f"{kind} steps {name_tensors(names)} along a gradient that it has used already: no pass of "
+                    f"step {number} reached it, and zero_grad() did not clear it. Clear the gradients of all that the "
+                    "optimizer holds.",
+                )
+
+        step.read(largest, decide)
 
     def _notice_none(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report an optimizer whose parameters no backward pass has ever reached."""
@@ -434,6 +470,13 @@ class OwnGradients(StepIdentity):
             )
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._used.pop(id(optimizer), None)
+        if step.number <= _FOLLOWED_STEPS:
+            self._used[id(optimizer)] = {
+                id(p): (weakref.ref(p.grad), p.grad._version)
+                for p in grouped_parameters(optimizer)
+                if p.grad is not None
+            }
         if step.closure:
             self._notice_closure(step, optimizer)
         self._modes = []

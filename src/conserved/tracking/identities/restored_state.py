@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -31,6 +32,8 @@ class RestoredState(StepIdentity):
 
     def __init__(self) -> None:
         self._saved: Mapping[str, Any] | None = None
+        self._before_pass: Mapping[str, Any] | None = None
+        """What a checkpoint has that the first pass after a resume changes."""
 
     @staticmethod
     def state(step: TrainingStep) -> dict[str, Any]:
@@ -40,11 +43,42 @@ class RestoredState(StepIdentity):
             "optimizers": [_optimizer(optimizer, step.structure.names(())) for optimizer in step.optimizers],
             "schedules": _schedules(step),
             "companions": _companions(step.model),
+            "rates": _rates(step),
+            "random": _print_of(torch.get_rng_state()),
+            "batches": list(step.seen_batches),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Expect these fingerprints at the next step."""
-        self._saved = state
+        self._saved = self._before_pass = state
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        saved = self._before_pass
+        if saved is None or not torch.is_grad_enabled():
+            return
+        self._before_pass = None
+        self._look_at_buffers(step, saved["tensors"])
+        if saved.get("random") not in (None, _print_of(torch.get_rng_state())):
+            step.notes.append("random numbers do not go on where the checkpoint was saved")
+        first, last = (*saved.get("batches", ()), None, None)[:2]
+        if first is not None and first != last and step.seen_batches[:1] == [first]:
+            step.notes.append("the first batch after the resume is the first of the run that was saved")
+
+    def _look_at_buffers(self, step: TrainingStep, saved: Mapping[str, int]) -> None:
+        """Report buffers that are not those of the checkpoint, before a pass updates them."""
+        buffers = {name for name, _ in step.model.named_buffers()} & set(saved)
+        now = _tensors(step.model) if buffers else {}
+        wrong = sorted(name for name in buffers if now.get(name, saved[name]) != saved[name])
+        if wrong:
+            step.report(
+                StepFinding(
+                    code="not restored",
+                    tensor=wrong[0],
+                    others=tuple(wrong[1:]),
+                    message=f"{name_tensors(wrong)} is not what the checkpoint was saved with: buffers were not "
+                    "restored. Save model.state_dict(), which has them, and not the parameters alone.",
+                )
+            )
 
     def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """Report tensors that were not loaded because the checkpoint has them under another prefix."""
@@ -67,6 +101,9 @@ class RestoredState(StepIdentity):
         if saved is None:
             return
         now = self.state(step)
+        changed = [(a, b) for a, b in zip(saved.get("rates", ()), now["rates"], strict=False) if a != b]
+        if changed:
+            step.notes.append(f"the rate is {changed[0][1]:g} and was {changed[0][0]:g} when the checkpoint was saved")
         # Passes between the resume and the step update running statistics.
         buffers = {name for name, _ in step.model.named_buffers()}
         wrong = [
@@ -141,6 +178,17 @@ class RestoredState(StepIdentity):
                 message=f"The state of {name} is not what the checkpoint was saved with: {cause}",
             )
         )
+
+
+def _rates(step: TrainingStep) -> list[float]:
+    """Return the rates of all groups that the host can read."""
+    rates = [group.get("lr", 0.0) for one in step.optimizers for group in one.param_groups]
+    return [float(rate) for rate in rates if not isinstance(rate, Tensor) or on_host(rate)]
+
+
+def _print_of(values: Tensor) -> int:
+    """Return the fingerprint of one tensor of any type."""
+    return int(fingerprints([values.double()])[0])
 
 
 def _tensors(model: nn.Module) -> dict[str, int]:

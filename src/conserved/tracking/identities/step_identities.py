@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from conserved.alarm import Alarm
 from conserved.boundary import Boundary
 from conserved.inference import being_followed
-from conserved.tracking.identities.block_sums import BlockSums
 from conserved.tracking.identities.declared_modes import DeclaredModes
 from conserved.tracking.identities.equal_replicas import EqualReplicas
 from conserved.tracking.identities.gradient_reach import GradientReach
@@ -254,5 +253,4 @@ def standard_identities() -> list[StepIdentity]:
         OutsideWrites(),
         KeptState(),
         UpdateRule(),
-        BlockSums(),
     ]

@@ -55,6 +55,8 @@ class TrainingStep:
     """The arguments of that pass, until the step ends."""
     batches: list[Tensor] = field(default_factory=list)
     """Some entries of the first input of every such pass of this step, of the first few."""
+    seen_batches: list[int] = field(default_factory=list)
+    """Fingerprints of the first batch of the run, and of the last so far."""
     call_sites: list[int] = field(default_factory=list)
     """Where in the program those passes were called, as hashes of the stack."""
     shapes: set[torch.Size] = field(default_factory=set)
@@ -119,6 +121,8 @@ class TrainingStep:
             self.call_sites.append(_call_site())
             values = first.detach().reshape(-1)
             self.batches.append(values[:: max(1, values.numel() // _BATCH_ENTRIES)].clone())
+            if on_host(values):
+                self.seen_batches[1:] = [hash(tuple(self.batches[-1].tolist()))]
 
     @property
     def repeats_batches(self) -> bool:

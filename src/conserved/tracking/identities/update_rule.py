@@ -12,17 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local, local_as
+from conserved.tracking.identities.block_sums import BlockSums
 from conserved.tracking.identities.entry_samples import EntrySample, join
 from conserved.tracking.identities.finding import StepFinding, name_tensors
-from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for
+from conserved.tracking.identities.reference_steps import RELATIVE, GroupEntries, ReferenceRule, rule_for, skips
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared
-
-_RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far an update may be from the rule's, relative to the largest of its tensor, by type of the weights.
-
-Rounding explains a few spacings in float32, and 0.03 in bfloat16, where torch rounds by 2⁻⁸ after each of about eight
-operations. Float16 is left out: squares of small gradients underflow there.
-"""
 
 _SPACINGS = 8.0
 """How many spacings of its stored value a weight may be off besides."""
@@ -62,10 +56,11 @@ class _Group:
 
 
 class UpdateRule(StepIdentity):
-    """Holds every tensor's update against the rule of its optimizer, entry by entry on a sample that moves.
+    """Holds every tensor's update against the rule of its optimizer, in two readings.
 
-    The rule is written down a second time in `reference_steps`. Optimizers without one are only asked whether weights
-    with a gradient moved at all.
+    A sample of entries that moves through every tensor is held against the rule as it is written down a second time in
+    `reference_steps`: it sees what is wrong in many entries, and a wrong state. Sums over blocks (`block_sums`) see one
+    wrong entry among any number. Optimizers without a rule are only asked whether weights with a gradient moved at all.
     """
 
     name = "updates"
@@ -73,6 +68,7 @@ class UpdateRule(StepIdentity):
     free = False
 
     def __init__(self) -> None:
+        self.blocks = BlockSums()
         self._groups: dict[int, list[_Group]] = {}
         self._unmoved: dict[int, tuple[EntrySample, Tensor, list[float]]] = {}
         self._uphill: dict[int, int] = {}
@@ -91,7 +87,9 @@ class UpdateRule(StepIdentity):
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._groups.pop(id(optimizer), None)
         self._unmoved.pop(id(optimizer), None)
-        if not step.thorough or _skips(optimizer):
+        asked = step.thorough and not skips(optimizer)
+        self.blocks.before_optimizer(step, optimizer, asked=asked)
+        if not asked:
             return
         rule = rule_for(optimizer)
         if rule is None or not rule[1]:
@@ -106,14 +104,24 @@ class UpdateRule(StepIdentity):
         self._groups[id(optimizer)] = [group for group in groups if group is not None]
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        # The block of a single wrong entry says more than that an entry is wrong, and one of both is reported.
+        self.blocks.after_optimizer(step, optimizer)
         for group in self._groups.pop(id(optimizer), []):
             self._compare(step, optimizer, group, step.names())
         if id(optimizer) in self._unmoved:
             self._look_at_unruled(step, optimizer, step.names())
 
+    def device_seconds(self) -> float:
+        """Return the seconds that devices spent on sums over blocks since the last call."""
+        return self.blocks.device_seconds()
+
     def restart(self) -> None:
         self._groups.clear()
         self._unmoved.clear()
+        self.blocks.restart()
+
+    def close(self, step: TrainingStep) -> None:
+        self.restart()
 
     def _compare(self, step: TrainingStep, optimizer: Optimizer, group: _Group, names: Mapping[int, str]) -> None:
         gradients = [_own_gradient(p) for p in group.sample.tensors]
@@ -254,12 +262,6 @@ class UpdateRule(StepIdentity):
             )
 
 
-def _skips(optimizer: Optimizer) -> bool:
-    """Return whether a scaler has told a fused optimizer to leave everything as it is."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return found_inf is not None and bool(torch.as_tensor(found_inf).sum() > 0)
-
-
 def _rate(group: Mapping[str, Any]) -> Any:
     return group.get("lr", 0.0)
 
@@ -271,7 +273,7 @@ def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: i
         p
         for p in options["params"]
         if is_plain(p)
-        and p.dtype in _RELATIVE
+        and p.dtype in RELATIVE
         and not is_shared(p)
         and local(p).numel()
         and (closure or (p.grad is not None and is_plain(p.grad)))
@@ -384,7 +386,7 @@ def _evidence(sample: EntrySample, before: Tensor, after: Tensor, expected: Tens
     with any. Any update moves a weight that is 0, however small it is.
     """
     eps = torch.tensor([torch.finfo(p.dtype).eps for p in sample.tensors], dtype=torch.float64, device=before.device)
-    relative = torch.tensor([_RELATIVE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device)
+    relative = torch.tensor([RELATIVE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device)
     wanted, made = expected - before, after - before
     largest = sample.largest(wanted)
     spacing = sample.spread(eps) * torch.maximum(before.abs(), expected.abs())
