@@ -186,7 +186,7 @@ def _run_here(text: str) -> str:
     """Run a script in this process: importing the packages again would take longer than the check."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(text, "<script>", "exec"), {"__name__": "script"})
+        exec(compile(text, "<script>", "exec"), {"__name__": "__main__"})
     return printed.getvalue()
 
 
