@@ -97,6 +97,15 @@ def rounded(model: nn.Module, name: str) -> nn.Module:
     return result
 
 
+def any_tokenizer() -> Any:
+    """A tokenizer that nothing uses: llm-compressor asks for one, and calibration is tokens already."""
+    tokenizers: Any = importlib.import_module("tokenizers")
+    words = tokenizers.models.WordLevel({"?": 0}, unk_token="?")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(words), unk_token="?", pad_token="?"
+    )
+
+
 def smoothed_by_llmcompressor(model: nn.Module, calibration: list[dict[str, Any]], tokenizer: Any) -> nn.Module:
     """SmoothQuant with the mappings that llm-compressor has for the architecture."""
     library: Any = importlib.import_module("llmcompressor")
@@ -252,7 +261,7 @@ def main() -> None:
             if name != "MiniLM" and not (options.models / case / "training.json").is_file():
                 train(name, int(seed), options.models / case, options.steps, options.device)
             one = sentences(options.minilm) if name == "MiniLM" else decoder(options.models / case, options.device)
-            result = measure(one, None)
+            result = measure(one, any_tokenizer())
             measured.write_text(json.dumps(result), encoding="utf-8")
             print(case, result["chosen"], result["failed"], result["torchao int8"], flush=True)
         return
@@ -262,10 +271,10 @@ def main() -> None:
     else:
         for name in CONFIGS:
             for seed in range(options.seeds):
-                found.setdefault(name, []).append(measure(decoder(options.models / f"{name}-{seed}"), None))
+                found.setdefault(name, []).append(measure(decoder(options.models / f"{name}-{seed}"), any_tokenizer()))
                 print(name, seed, found[name][-1]["chosen"], found[name][-1]["failed"], flush=True)
         if options.minilm:
-            found["MiniLM"] = [measure(sentences(options.minilm), None)]
+            found["MiniLM"] = [measure(sentences(options.minilm), any_tokenizer())]
     print(table(found), flush=True)
     save("quantised_models", {"models": found})
 
