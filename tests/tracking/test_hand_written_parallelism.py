@@ -153,6 +153,50 @@ def _stages(rank: int) -> dict[str, Any]:
     return _watch(model, optimizer, step)
 
 
+class TiedStage(nn.Module):
+    """The first or the last stage of a model whose head is its table."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = nn.Embedding(CLASSES, WIDTH)
+        torch.manual_seed(3 + rank)
+        self.layer = Layer(HIDDEN)
+        self.norm = nn.LayerNorm(WIDTH) if rank else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm is None:
+            return self.layer(self.table(x))
+        return self.norm(self.layer(x)) @ self.table.weight.T
+
+
+def _tied_stages(rank: int, *, sums: bool) -> dict[str, Any]:
+    model = TiedStage(rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(number: int) -> None:
+        tokens = torch.randint(0, CLASSES, (10,), generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        if rank:
+            x = torch.empty(9, WIDTH)
+            dist.recv(x, 0)
+            x.requires_grad_()
+            F.cross_entropy(model(x), tokens[1:]).backward()
+            assert x.grad is not None
+            dist.send(x.grad, 0)
+        else:
+            out = model(tokens[:-1])
+            dist.send(out.detach(), 1)
+            gradient = torch.empty_like(out)
+            dist.recv(gradient, 1)
+            out.backward(gradient)
+        if sums:
+            dist.all_reduce(model.table.weight.grad)
+        optimizer.step()
+
+    return _watch(model, optimizer, step)
+
+
 def _steps_alone(rank: int, period: int | None) -> dict[str, Any]:
     """Local SGD: gradients are never reduced, and weights are averaged now and then."""
     model = Classifier()
@@ -179,6 +223,8 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "sharded optimizer": _sharded_optimizer,
     "sharded optimizer, gradients not reduced": lambda rank: _sharded_optimizer(rank, reduces=False),
     "stages of one seed": _stages,
+    "tied stages": lambda rank: _tied_stages(rank, sums=True),
+    "tied stages, gradient not summed": lambda rank: _tied_stages(rank, sums=False),
     "weights averaged every third step": lambda rank: _steps_alone(rank, 3),
     "nothing reduced": lambda rank: _steps_alone(rank, None),
 }
@@ -225,6 +271,15 @@ def test_a_sharded_optimizer_that_steps_with_gradients_of_its_own_batch_is_named
         alarms = rank["sharded optimizer, gradients not reduced"]["alarms"]
         assert [code for code, _, _ in alarms] == ["replicas"]
         assert "the reduction before the step is missing" in alarms[0][2]
+
+
+def test_a_table_that_two_stages_share_is_compared_and_no_law_of_one_stage(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        assert rank["tied stages"]["alarms"] == []
+        assert rank["tied stages"]["verdict"] == "verified"
+        [(code, tensor, message)] = rank["tied stages, gradient not summed"]["alarms"]
+        assert (code, tensor) == ("replicas", "table.weight")
+        assert "added up" in message
 
 
 def test_gradients_that_no_process_reduces_are_told_apart_from_local_steps(seen: list[dict[str, Any]]) -> None:

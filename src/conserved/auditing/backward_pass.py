@@ -175,8 +175,8 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     """
     # A wrapper may make other parameters than its modules have.
     own = parts.state if theta is parts.named else ((*theta,), (*map(id, theta.values()),), parts.state)
-    state = own, _addresses(theta.values())
     retained = kept_with(parts.model)
+    state = own, _addresses(theta.values()), retained.shared
     known: tuple[Hashable, LawSet, _Lawful] | None = retained.audited
     if known is not None and known[1] is laws and known[0] == state:
         return known[2]
@@ -192,7 +192,8 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     if away:
         raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
     beside, looked_up = overlapping(theta), tables(parts.model)
-    gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
+    shared = retained.shared | {name for name, p in trained.items() if is_shared_with_stages(p)}
+    gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up, shared)))
     names = {item.name for item in gone}
     lawful = laws.select(lambda s: s.name not in names) if gone else laws
     parts_of_laws = lawful, gone, trained
@@ -209,13 +210,17 @@ def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
 
 
 def _lost(
-    symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str], looked_up: dict[str, Loses]
+    symmetry: Symmetry,
+    trained: Mapping[str, Tensor],
+    beside: Mapping[str, str],
+    looked_up: dict[str, Loses],
+    shared: Collection[str],
 ) -> str:
     """Return why a law is one no longer; empty if it still is."""
     for name in symmetry.parameters:
         if name not in trained:
             return f"{name} is frozen, so the other legs are not balanced against it"
-        if is_shared_with_stages(trained[name]):
+        if name in shared:
             return f"{name} is shared with another stage of the pipeline, whose gradient is added to its own"
         if name in beside:
             return f"{name} shares memory with {beside[name]}, so that steps of one move the other"

@@ -227,6 +227,8 @@ class Kept:
         """Where the pieces of its parameters are, and how its laws are put together from them."""
         self.held: Mapping[str, Holding] = {}
         """How processes hold its parameters, where only their values say so."""
+        self.shared: frozenset[str] = frozenset()
+        """Parameters that another model on another process holds as well, as stages of a pipeline share a table."""
         self.wrapper: weakref.ref[nn.Module] | None = None
         """The module around it that is called in training."""
 

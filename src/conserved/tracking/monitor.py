@@ -307,6 +307,8 @@ class Monitor(RunResults):
                 self._agreement.withdraw()
 
     def _bind_laws(self, found: LawSet) -> None:
+        if self._identities is not None:
+            self._identities.before_laws()
         of_process = laws_of_process(self.model, found, self._config.layout)
         if len(found) and not len(of_process):
             self._boundary.remark(ACCOUNT, f"of no law: {SPREAD}")

@@ -20,7 +20,7 @@ from conserved.layout.megatron import carries_attributes
 from conserved.layout.replicas import projections
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
-from conserved.tracking.identities.fingerprints import fingerprints
+from conserved.tracking.identities.fingerprints import fingerprints, varies
 from conserved.tracking.identities.rank_exchange import RankExchange
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed, is_plain
 
@@ -116,7 +116,7 @@ class EqualReplicas(StepIdentity):
         self._exchange = RankExchange("replicas")
         self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
         start = fingerprints([p for _, p in named]).tolist()
-        varied = [_varies(p) for _, p in named]
+        varied = [varies(p) for _, p in named]
         self._exchange.show(0, {"parameters": start, "names": self._digest, "varied": varied})
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
@@ -498,12 +498,6 @@ def _apart(theirs: list[int], own: list[int], names: list[str]) -> list[str]:
     if len(theirs) != len(own):
         return list(names)
     return [name for name, a, b in zip(names, theirs, own, strict=True) if a != b]
-
-
-def _varies(tensor: Tensor) -> bool:
-    """Return whether a tensor has entries of different values."""
-    flat = local(tensor.detach()).flatten()
-    return bool((flat != flat[:1]).any())
 
 
 def _projections(tensors: Sequence[Tensor | None]) -> Tensor:

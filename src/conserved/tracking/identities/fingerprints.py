@@ -33,3 +33,9 @@ def fingerprints(tensors: Sequence[Tensor | None]) -> Tensor:
         # Zero is kept for tensors of zeros and for those that are not there.
         prints.append(torch.where(values.any(), number | 1, 0).cpu())
     return torch.stack(prints) if prints else torch.zeros(0, dtype=torch.int64)
+
+
+def varies(tensor: Tensor) -> bool:
+    """Return whether a tensor has entries of different values."""
+    flat = local(tensor.detach()).flatten()
+    return bool((flat != flat[:1]).any())

@@ -39,6 +39,7 @@ from conserved.tracking.identities.step_identity import (
     is_outermost_step,
     tensors_in,
 )
+from conserved.tracking.identities.tied_stages import TiedStages
 from conserved.tracking.identities.token_labels import TokenLabels
 from conserved.tracking.identities.update_rule import UpdateRule
 
@@ -54,7 +55,7 @@ SECONDS = 0.001
 
 _MOMENTS = (
     "begin", "before_forward", "after_forward", "before_optimizer", "with_gradients", "after_optimizer", "after_step",
-    "close", "weights_loaded",
+    "close", "weights_loaded", "before_laws",
 )  # fmt: skip
 """The methods of an identity that are told of a moment of a step."""
 
@@ -129,6 +130,10 @@ class StepIdentities:
             yield
         finally:
             self.step.paused = False
+
+    def before_laws(self) -> None:
+        """Laws were read and are about to be watched."""
+        self._ask("before_laws")
 
     def gradients_ready(self) -> None:
         """Gradients were computed inside the step under way, by a closure that is called once."""
@@ -238,6 +243,7 @@ def standard_identities() -> list[StepIdentity]:
         DeclaredModes(),
         EqualReplicas(),
         SharedTables(),
+        TiedStages(),
         ReducedGradients(),
         RestoredState(),
         GradientReach(),

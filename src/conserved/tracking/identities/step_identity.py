@@ -177,6 +177,9 @@ class StepIdentity:
     def begin(self, step: TrainingStep) -> None:
         """Called once, when watching begins."""
 
+    def before_laws(self, step: TrainingStep) -> None:
+        """Called when the laws of the model were read, before they are watched."""
+
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         """Called before the model runs, with gradients or without."""
 
