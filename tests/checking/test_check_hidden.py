@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import conserved
 from conserved.checking import check
@@ -124,6 +125,38 @@ class TestReferenceForm:
         assert check(Rounded.apply, x, names=("x",)).failures
 
 
+def scaled_in_half(factor: float) -> Any:
+    """Return flash attention whose dq is multiplied by a factor in bfloat16 alone."""
+
+    def flash(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        half = q.dtype == torch.bfloat16 and q.requires_grad
+        return flash(_scaled_gradient(q, factor) if half else q, k, v)
+
+    return attention
+
+
+def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
+    scaled: Tensor = _Scaled.apply(x, factor)
+    return scaled
+
+
+class _Scaled(torch.autograd.Function):
+    """The same tensor; its gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.factor * gradients[0], None
+
+
 class TestOutputGradient:
     def test_the_error_against_the_finest_precision_is_reported_on_the_runs_own_tensors(self) -> None:
         torch.manual_seed(0)
@@ -151,6 +184,23 @@ class TestOutputGradient:
         assert result.errors["q"].error > 0.05
         assert any("precision: dq" in note and "rounding" in note for note in result.precision_notes)
         assert "precision: dq" in str(result)
+
+    @pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.5, False), (-1.0, False)])
+    def test_rounding_that_stays_the_same_at_nearby_inputs_is_a_note_and_a_factor_is_not(
+        self, factor: float, right: bool
+    ) -> None:
+        """Values that are nearly equal: their rounded mean is the same at all nearby inputs."""
+        torch.manual_seed(0)
+
+        def common(spread: float, size: float) -> Tensor:
+            return (spread * torch.randn(1, 3, 48, 16) + size * torch.randn(1, 3, 1, 16)).bfloat16()
+
+        inputs = (torch.randn(1, 3, 48, 16).bfloat16(), common(0.3, 2.0), common(0.2, 1.0))
+        dout = torch.randn(1, 3, 48, 16).bfloat16()
+        result = check(scaled_in_half(factor), *inputs, grad=dout, names=("q", "k", "v"), seconds=5)
+        assert result.ok == right, result
+        if right:
+            assert any("precision: dq" in note for note in result.precision_notes)
 
     def test_an_output_gradient_of_another_shape_is_refused(self) -> None:
         with pytest.raises(conserved.checking.UncheckableError, match="Expected the gradient of out to have shape"):
