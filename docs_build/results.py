@@ -113,32 +113,47 @@ def audit_kernels() -> str:
     return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
 
 
-def audit_scale() -> str:
-    """Wrong factors that an audit of weights and gradients alone sees in large models with fresh weights."""
-    record = stored("audit_scale", "h200")
-    runs: dict[tuple[int, str], dict[str, Any]] = {}
-    for run in record["runs"]:
-        merged = runs.setdefault((run["cost"]["parameters"], run["precision"]), {"planted": {}})
-        merged["planted"] |= run["planted"]
-        merged["stream"] = run["sensitivity"]["fresh"]["stream_scale"]
-    names = {
-        "float32": "float32",
-        "autocast": "autocast, bfloat16",
-        "fp16": "autocast, float16, scaled loss",
-        "bf16": "bfloat16",
-    }
-    parts = list(dict.fromkeys(part for run in record["runs"] for part in run["planted"]))
+_PRECISIONS = {
+    "float32": "float32",
+    "autocast": "autocast, bfloat16",
+    "fp16": "autocast, float16, scaled loss",
+    "bf16": "bfloat16",
+}
+
+_LEGS = ("key head", "value head", "up", "gain", "head")
+_PARTS = ("one row of up", "embedding rows", "router, one expert")
+
+
+def factors_at_scale() -> str:
+    """Wrong factors in gradients of large models that audits see, alone, with a replay, and beside the reference."""
+    record = stored("scale_table", "h200")
+    runs: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for run in record["cells"]:
+        maker, _, precision = run["cell"].split(":")
+        merged = runs.setdefault((maker, run["parameters"], precision), {})
+        for target, said in run["planted"]["fresh"].items():
+            merged[target] = said
+
+    def shown(said: dict[str, Any] | None, part: bool) -> str:
+        if said is None:
+            return "–"
+        return f"`{said['alone']}` {said['compared'][:2] if part else said['replayed'][0]}"
+
     rows = []
-    for (parameters, precision), run in sorted(
-        runs.items(), key=lambda item: (item[0][0], list(names).index(item[0][1]))
+    order = list(_PRECISIONS)
+    for (maker, parameters, precision), run in sorted(
+        runs.items(), key=lambda i: (i[0][1], i[0][0], order.index(i[0][2]))
     ):
-        # Each entry has the verdicts of audits alone, then of those with a replay, one letter for every factor.
-        alone = (run["planted"][part]["fresh"].split()[0] if part in run["planted"] else "–" for part in parts)
-        cells = (f"`{verdicts}`" if verdicts != "–" else verdicts for verdicts in alone)
-        rows.append((size(parameters), names[precision], *cells, number(1 + run["stream"], 3)))
-    heads = ("parameters", "precision", *parts, "smallest factor the scale of the stream sees")
+        cells = [shown(run.get(target), target in _PARTS) for target in (*_LEGS, *_PARTS)]
+        key = run.get("key head", {}).get("stated")
+        stated = "–" if key is None else f"{100 * key:.2g} %"
+        rows.append((f"{_MAKERS[maker]}, {size(parameters)}", _PRECISIONS[precision], *cells, stated))
+    heads = ("model", "precision", *_LEGS, *_PARTS, "stated for key heads, alone")
     factors = ", ".join(f"{factor:g}".replace("-", "−") for factor in record["factors"])
     return f"{table(heads, rows)}\n\nFactors, in this order: {factors}. {made_on(record)}"
+
+
+_MAKERS = {"llama": "Llama", "mixtral": "Mixtral", "litgpt": "litgpt", "hand": "by hand"}
 
 
 def clean_at_scale() -> str:
@@ -165,14 +180,14 @@ _SIZES = {
 
 def flips_at_scale() -> str:
     """Bit flips in gradients and inside of backward passes that were seen, by size."""
-    record = stored("scale_flips_again", "h200")
+    record = stored("scale_flips", "h200")
     rows = []
     for cell in record["cells"]:
         for where, bins in cell["flips"].items():
             chosen = [[bins[name] for name in names if name in bins] for names in _SIZES.values()]
             seen = [f"{sum(b['seen'] for b in some)} of {sum(b['all'] for b in some)}" for some in chosen]
             norms = sum(b["5 σ of a tensor's norm"] for b in chosen[-1])
-            place = "gradients" if where == "gradients" else "inside the backward pass"
+            place = "inside the backward pass" if where == "inside" else where
             _, name, precision = cell["cell"].split(":")
             rows.append(
                 (

@@ -69,6 +69,16 @@ def test_one_wrong_entry_of_an_update_is_seen_and_placed(kind: torch.dtype, by: 
     assert f"entry {(701 * WIDTH + 13) // BLOCK * BLOCK} of" in alarm.message
 
 
+@pytest.mark.parametrize(("kind", "by"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_one_wrong_gain_near_one_is_seen_and_placed(kind: torch.dtype, by: float) -> None:
+    run = Run(adamw, kind)
+    run.model.bias.data.fill_(1.0)
+    assert run.step() == []
+    (alarm,) = run.step(inside=lambda weight: run.model.bias.data[700].add_(by) and None)
+    assert alarm.tensor == "bias"
+    assert "entry 700 of" in alarm.message
+
+
 def test_a_weight_that_becomes_infinite_in_a_step_is_seen() -> None:
     run = Run(adamw, torch.float32)
     (alarm,) = run.step(inside=corrupt(3, 5, torch.inf))

@@ -12,6 +12,9 @@ weights. Before the next step they also say whether a weight changed in between.
 how far the arithmetic of an optimizer may be from its formula. Sums are rounded as well. Signs do not know the errors,
 so that by Hoeffding's inequality |Σ w_j δ_j| exceeds t (Σ a_j²)^½ with a chance of at most 2 exp(−t²/2). The limit
 below has t = 8: 3e-14 for one block, 1e-6 a year for a billion weights that are looked at every second.
+
+Small tensors, gains and biases, are compared entry by entry: a block of gains near one would hide a wrong one behind
+the rounding of 127 others. The limit of one entry is a_j itself, with u |θ_j| before and u |θ'_j| after the update.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ from conserved.tracking.identities.step_identity import TrainingStep, is_plain, 
 
 BLOCK = 128
 """Entries of a block. Fewer take more memory; more hide a wrong entry among the rounding of others."""
+
+_SMALL = 1 << 14
+"""Entries up to which a tensor is compared entry by entry: all gains of a model are less than a thousandth of it."""
 
 _DEVIATIONS = 8.0
 """t of Hoeffding's inequality above."""
@@ -139,7 +145,7 @@ class BlockSums:
         if before is None or update is None:
             return
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        names, rows = [], []
+        names, sizes, rows = [], [], []
         known = step.names()
         with torch.no_grad(), self._timed(before[0].tensor):
             for sums in before:
@@ -154,11 +160,12 @@ class BlockSums:
                     continue
                 rows.append(self._excess(optimizer, group, sums, after, direction, coefficient))
                 names.append(known[id(p)])
+                sizes.append(_block_of(p))
             if not rows:
                 return
             numbers = torch.stack(rows)
         rule = type(optimizer).__name__
-        step.read(numbers, lambda arrived: _judge(arrived, names, rule))
+        step.read(numbers, lambda arrived: _judge(arrived, names, sizes, rule))
 
     def _excess(
         self, optimizer: Optimizer, group: Mapping[str, Any], sums: _Sums, after: Tensor, direction: Tensor, rate: Any
@@ -166,17 +173,25 @@ class BlockSums:
         """Return the largest residual over its limit, its block, and how many blocks exceed theirs."""
         p = sums.tensor
         unit = torch.finfo(p.dtype).eps / 2
+        relative = RELATIVE[p.dtype]
         decay = _decay(optimizer, group)
-        moved = self._sum(direction) * rate
+        moved, added = self._sum(direction) * rate, 0.0
         if isinstance(optimizer, SGD) and group["momentum"] and group["nesterov"] and p.grad is not None:
             # g + λθ + μ b': the gradient with its decay, and a part of the buffer.
             gradient = self._sum(_wide(local(p.grad))) * (-1 if group["maximize"] else 1)
             lr = _number(group["lr"])
-            moved = moved * group["momentum"] + lr * (gradient + group["weight_decay"] * sums.values)
+            added = lr * (gradient + group["weight_decay"] * sums.values)
+            moved = moved * group["momentum"] + added
         residual = (after - (decay * sums.values - moved)).abs()
-        # A sum of n numbers in float32 rounds n partial sums, each about as large as their norm: u √n of it.
-        stored = math.hypot(_STORED * unit, _SUMMED) * self._norm(_wide(local(p)))
-        limit = _DEVIATIONS * (stored.square() + (RELATIVE[p.dtype] * rate * self._norm(direction)).square()).sqrt()
+        if _block_of(p) == 1:
+            # Three operations in float32 lead to the residual.
+            own = unit + 1.5 * torch.finfo(torch.float32).eps
+            update = (rate * direction.reshape(-1)).abs() + abs(added)
+            limit = own * (sums.values.abs() + after.abs()) + relative * update
+        else:
+            # A sum of n numbers in float32 rounds n partial sums, each about as large as their norm: u √n of it.
+            stored = math.hypot(_STORED * unit, _SUMMED) * self._norm(_wide(local(p)))
+            limit = _DEVIATIONS * (stored.square() + (relative * rate * self._norm(direction)).square()).sqrt()
         # A weight beyond 10¹⁹ has no square in float32: then nothing is allowed to its block.
         limit = torch.where(limit.isfinite(), limit, 0.0)
         # A block of zeros has no limit but this.
@@ -195,6 +210,7 @@ class BlockSums:
         names = [known[id(a.tensor)] for a, _ in pairs]
         # The same sums of the same numbers: kernels may add in another order, and that is all.
         eps = 4 * torch.finfo(torch.float32).eps
+        sizes = [_block_of(a.tensor) for a, _ in pairs]
         rows = []
         for a, b in pairs:
             scale = torch.linalg.vector_norm(b.values) / math.sqrt(b.values.numel())
@@ -207,7 +223,7 @@ class BlockSums:
             if float(counts.sum()) == 1:
                 # A loop that clamps, averages or resets writes to more than one block.
                 index = int(counts.argmax())
-                yield _changed_between(names[index], int(arrived[index, 1]), number)
+                yield _changed_between(names[index], int(arrived[index, 1]), sizes[index], number)
 
         step.read(torch.stack(rows), decide)
 
@@ -218,6 +234,8 @@ class BlockSums:
         return self._sum(_wide(local(p.detach())))
 
     def _sum(self, values: Tensor) -> Tensor:
+        if _block_of(values) == 1:
+            return values.reshape(-1).clone()
         return _by_block(values, lambda block: block @ self._signs_on(values.device)[: block.shape[1]])
 
     def _norm(self, values: Tensor) -> Tensor:
@@ -251,6 +269,11 @@ class _Timer:
             end.record(torch.cuda.current_stream(self._device))
             self._events.append((self._begin, end))
         self._plain.__exit__(*error)
+
+
+def _block_of(values: Tensor) -> int:
+    """Return how many entries of a tensor are added up."""
+    return 1 if local(values).numel() <= _SMALL else BLOCK
 
 
 def _by_block(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -288,31 +311,32 @@ def _number(value: Any) -> Any:
     return float(value) if value.device.type == "cpu" else value.detach().double()
 
 
-def _judge(numbers: Tensor, names: Sequence[str], rule: str) -> Iterator[StepFinding]:
+def _judge(numbers: Tensor, names: Sequence[str], sizes: Sequence[int], rule: str) -> Iterator[StepFinding]:
     """Yield what is wrong with a few blocks of updates; what is wrong everywhere is left to sampled entries."""
-    rows = [(row, name) for row, name in zip(numbers.tolist(), names, strict=True) if row[2] > 0]
-    few = sorted(((-row[0], name, row) for row, name in rows if row[2] <= _FEW), key=lambda item: item[:2])
+    rows = [(row, name, size) for row, name, size in zip(numbers.tolist(), names, sizes, strict=True) if row[2] > 0]
+    few = sorted(((-row[0], name, size, row) for row, name, size in rows if row[2] <= _FEW), key=lambda item: item[:2])
     if not few or len(rows) > len(few):
         return
-    excess, worst, (_, block, count) = few[0]
-    start = int(block) * BLOCK
+    excess, worst, size, (_, block, count) = few[0]
+    where = f"{int(count)} block{'s' if count > 1 else ''} of {size} entries, around entry {int(block) * size}"
+    if size == 1:
+        where = f"{int(count)} entr{'ies' if count > 1 else 'y'}, entry {int(block)}"
     yield StepFinding(
         code="not the rule's",
         tensor=worst,
-        others=tuple(name for _, name, _ in few[1:]),
+        others=tuple(name for _, name, _, _ in few[1:]),
         value=-excess,
         limit=1.0,
-        message=f"The update of {worst} was not that of {rule}'s rule in {int(count)} block"
-        f"{'s' if count > 1 else ''} of {BLOCK} entries, around entry {start} of the flattened tensor, and was in all "
-        "others: a bit flip or a race during the step, or a write from elsewhere.",
+        message=f"The update of {worst} was not that of {rule}'s rule in {where} of the flattened tensor, and was in "
+        "all others: a bit flip or a race during the step, or a write from elsewhere.",
     )
 
 
-def _changed_between(name: str, block: int, number: int) -> StepFinding:
+def _changed_between(name: str, block: int, size: int, number: int) -> StepFinding:
+    entries = f"Entry {block}" if size == 1 else f"One of the entries {block * size} to {block * size + size - 1}"
     return StepFinding(
         code="bits changed",
         tensor=name,
-        message=f"One of the entries {block * BLOCK} to {block * BLOCK + BLOCK - 1} of {name} (flattened) changed "
-        f"between step {number - 1} and step {number}, and no operation of torch wrote to it: a bit flip, or a write "
-        "from elsewhere.",
+        message=f"{entries} of {name} (flattened) changed between step {number - 1} and step {number}, and no "
+        "operation of torch wrote to it: a bit flip, or a write from elsewhere.",
     )
