@@ -237,6 +237,25 @@ def audit_cost() -> str:
     return table(heads, rows)
 
 
+def cost_at_scale() -> str:
+    """What an audit of a large model adds to passes of some numbers of tokens, on a machine that does nothing else."""
+    record = stored("scale_cost", "h200")
+    audit = sorted(record["audit"])[len(record["audit"]) // 2]
+    rows = []
+    for tokens, taken in record["passes"].items():
+        # The first pass of its size chooses kernels.
+        one = sorted(taken[1:])[0]
+        rows.append((f"{int(tokens):,}", seconds(one), seconds(audit), f"{100 * audit / (audit + one):.2g} %"))
+    heads = ("tokens", "forward and backward", "audit", "share of the step")
+    reading = sorted(record["reading once"])[len(record["reading once"]) // 2]
+    first = f"recognize {seconds(record['recognize'])} and the first audit {seconds(record['first audit'])}"
+    text = (
+        f"{size(record['parameters'])} parameters, bfloat16. Norms of all weights and gradients, which read them once: "
+        f"{seconds(reading)}. First call, with no compiled kernel in any cache: {first}."
+    )
+    return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
+
+
 def two_trees() -> str:
     """The first version of the package and today's, in turns, on a processor and on a GPU."""
     rows, notes = [], []

@@ -471,18 +471,18 @@ def foreign_gradients(
     return items
 
 
-_SAME = 1e-4
-"""Distance of a factor from one below which gradients were not multiplied, and so not rounded, once more."""
-
-
 def _is_spread(gradients: Tensors, own: Tensors, factor: float, floor: _Floor) -> bool:
-    """Return whether most rows that two passes give differently differ by no more than storing them may change."""
-    kept = floor.factor if abs(factor - 1) < _SAME else floor.stored
+    """Return whether most rows that two passes give differently differ by no more than storing them may change.
+
+    Gradients that were clipped or scaled are all rounded once more, so that nothing can be told of them.
+    """
+    if abs(factor - 1) > max(floor.stored, floor.factor):
+        return False
     changed = small = 0
     for name in own:
         if name in gradients:
             rows = _Rows.of(gradients[name], own[name], [difference(own[name], own[name])], factor)
-            differing = rows.away > kept * rows.sizes
+            differing = rows.away > floor.factor * rows.sizes
             changed += int(differing.sum())
             small += int((differing & (rows.away <= SIGMAS * floor.stored * rows.sizes)).sum())
     return 2 * small > changed
