@@ -1380,7 +1380,8 @@ ATTENTION_KINDS = {
 def _flash_runs(*, warm_up: bool) -> list[dict[str, Any]]:
     runs = stored("attention_moments", "h200")["moments"]
     runs = [run for run in runs if run["attention"] == "flash" and run["warm up"] == warm_up]
-    return sorted(runs, key=lambda run: list(ATTENTION_KINDS).index(run["kind"]))
+    longest = {run["kind"]: run for run in sorted(runs, key=_steps_of)}
+    return sorted(longest.values(), key=lambda run: list(ATTENTION_KINDS).index(run["kind"]))
 
 
 def _steps_of(run: dict[str, Any]) -> int:
@@ -1450,22 +1451,94 @@ def attention_losses() -> str:
     """Losses and spectral norms of the same runs with three attentions."""
     runs = [run for run in stored("attention_losses", "h200")["losses"] if run.get("steps", 1)]
     rows = []
-    for setting in dict.fromkeys(run["setting"] for run in runs):
-        for attention in dict.fromkeys(run["attention"] for run in runs if run["setting"] == setting):
-            same = [run for run in runs if (run["setting"], run["attention"]) == (setting, attention)]
+    for setting, steps in dict.fromkeys((run["setting"], run["shape"]["steps"]) for run in runs):
+        alike = [run for run in runs if (run["setting"], run["shape"]["steps"]) == (setting, steps)]
+        for attention in dict.fromkeys(run["attention"] for run in alike):
+            same = [run for run in alike if run["attention"] == attention]
             last = [run["last"] for run in same]
             rows.append(
                 (
                     setting,
-                    attention,
+                    attention.replace("rounded accumulators", KERNEL_NAMES["rounded accumulators"]),
                     ", ".join(dict.fromkeys(f"{_steps_of(run):,}" for run in same)),
                     ", ".join(f"{loss:.3f}" for loss in last),
                     f"{sum(last) / len(last):.3f}",
-                    ", ".join(number(max(run["norms"][-1]["q"])) for run in same),
+                    ", ".join(_last_norm(run) for run in same),
                 )
             )
     heads = ("setting", "attention", "steps", "loss by seed", "mean", "largest spectral norm of W_Q by seed")
     return table(heads, rows)
+
+
+def _last_norm(run: dict[str, Any]) -> str:
+    """Return the largest spectral norm of W_Q when it was last looked at, with the step if that was not the last."""
+    last = run["norms"][-1]
+    step = last.get("step", _steps_of(run))
+    return number(max(last["q"])) + ("" if step == _steps_of(run) else f" (step {step})")
+
+
+def attention_norms() -> str:
+    """Largest spectral norms of W_Q by step, means over the seeds that got there."""
+    runs = [run for run in stored("attention_losses", "h200")["losses"] if run.get("steps", 1)]
+    names = ["flash", "centered", "math"]
+    rows = []
+    for setting, steps in dict.fromkeys((run["setting"], run["shape"]["steps"]) for run in runs):
+        norms: dict[int, dict[str, list[float]]] = {}
+        for run in runs:
+            if (run["setting"], run["shape"]["steps"]) == (setting, steps):
+                for look in run["norms"]:
+                    by_name = norms.setdefault(look.get("step", _steps_of(run)), {})
+                    name = run["attention"].removeprefix("rounded accumulators, ")
+                    by_name.setdefault(name.replace("rounded accumulators", "flash"), []).append(max(look["q"]))
+        for step, by_name in sorted(norms.items()):
+            if len(by_name) > 2:
+                cells = (number(sum(by_name[name]) / len(by_name[name])) if name in by_name else "" for name in names)
+                rows.append((setting, f"{step:,}", *cells))
+    return table(("setting", "step", "the kernel", "centered", "math"), rows)
+
+
+def attention_folded() -> str:
+    """Errors of dQ of the run without warm-up with constants of an earlier step."""
+    run = next(run for run in _flash_runs(warm_up=False) if run["kind"] == "learned")
+    rows = []
+    for look in run["moments"][1:]:
+        cells = []
+        for name in ("flash", "centered", "folded, 1", "folded, 16"):
+            errors = look["errors"].get(name, {}).get("dQ")
+            cells += (
+                ["", ""] if errors is None else [number(median(errors["median"])), number(errors["mostly rounding"])]
+            )
+        rows.append((f"{look['step']:,}", *(cell or "–" for cell in cells)))
+    heads = ("flash", "centered", "constants 1 step old", "constants 16 steps old")
+    return table(("step", *(f"{part}{head}" for head in heads for part in ("", "above 0.5, "))), rows)
+
+
+def check_precision() -> str:
+    """Errors and verdicts that `check` states of attention kernels on tensors of training runs."""
+    rows = []
+    for device, place in (("h200", "H200"), ("cpu", "CPU")):
+        every = stored("check_precision", device)["rows"]
+        for kind, warm_up, step, kernel in dict.fromkeys(
+            (row["kind"], row["warm-up"], row["step"], row["kernel"]) for row in every
+        ):
+            key = (kind, warm_up, step, kernel)
+            alike = [row for row in every if (row["kind"], row["warm-up"], row["step"], row["kernel"]) == key]
+            stated = [row["errors"][leg]["error"] for row in alike for leg in ("q",) if row["errors"]]
+            keys = [row["errors"]["k"]["error"] for row in alike if row["errors"]]
+            rows.append(
+                (
+                    f"{ATTENTION_KINDS[kind]}{'' if warm_up else ', no warm-up'}, step {step}",
+                    f"{kernel} ({place})",
+                    number(max(row["float64 dq"] for row in alike)),
+                    number(max(stated)) if stated else "–",
+                    number(max(keys)) if keys else "–",
+                    sum(bool(row["findings"]) for row in alike),
+                    sum(row["verdict"] == "REFUTED" for row in alike),
+                    len(alike),
+                )
+            )
+    errors = ("dQ off by (float64)", "dQ as stated", "dK as stated")
+    return table(("run", "kernel", *errors, "notes", "refuted", "layers"), rows)
 
 
 def attention_worse_heads() -> str:
@@ -1478,23 +1551,28 @@ def attention_worse_heads() -> str:
     return (
         f"Of dQ and dK of single heads in the runs on the H200 {parts[0]} got worse by more than 30 % and by more than "
         f"the unit roundoff, in small models on a processor {parts[1]}. With warm-up these are errors below one "
-        "hundredth: subtracting rounds once. Without warm-up some exceed the gradient; all were measured before the "
-        "keys of heads with large scores were left alone."
+        "hundredth: subtracting rounds once. Without warm-up some exceed the gradient."
     )
 
 
 def attention_cost() -> str:
-    """Time of forward and backward of bare attention in a CUDA graph, and of whole training steps."""
-    record = stored("attention_cost", "h200")
-    names = ("flash", "rows", "rows, operations of PyTorch", "mean", "running", "values only", "rows, compiled")
+    """Time that centering adds to a call, as a share of forward and backward of the plain kernel."""
+    names = ("rows", "values only", "rows, operations of PyTorch")
     rows = []
-    for row in record["cost"]:
-        for clock in ("graph", "host"):
-            flash = row[clock]["flash"]
-            more = (f"{100 * (row[clock][name] / flash - 1):+.1f} %" for name in names[1:])
-            rows.append((" × ".join(map(str, row["shape"])), clock, f"{1e3 * flash:.3f} ms", *more))
-    for shape, seconds in record["steps"].items():
-        share = f"{100 * (seconds['centered'] / seconds['flash'] - 1):+.1f} %"
-        rest = [""] * (len(names) - 2)
-        rows.append((f"whole step, 12 × 768, {shape}", "graph", f"{1e3 * seconds['flash']:.1f} ms", share, *rest))
-    return table(("shape, bf16", "clock", *names), rows)
+    for row in stored("attention_cost", "h200")["cost"]:
+        if "problem" in row:
+            continue
+        added = row["kernels"]["rows"].get("add_constants", 0.0)
+        for clock, words in (("sum of kernels", "kernels alone"), ("graph", "CUDA graph")):
+            plain = row[clock]["plain"]
+            more = ((row[clock][name] / plain - 1) if name in row[clock] else None for name in names)
+            rows.append(
+                (
+                    f"{row['kernel']}, {' × '.join(map(str, row['shape']))}",
+                    words,
+                    f"{1e3 * plain:.3f} ms",
+                    *("" if share is None else f"{100 * share:+.1f} %" for share in more),
+                    f"{1e-4 * added / plain:+.1f} %",
+                )
+            )
+    return table(("kernel, shape, bf16", "clock", "plain", *names, "pass over the output alone"), rows)
