@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -95,6 +96,8 @@ class Alarm:
     """The tensor it is about, where it is about one."""
     rank: int | None = None
     """The process it is about; None outside a distributed run."""
+    headline: str = ""
+    """What happened and to which tensors, where the first sentence of the message does not say it."""
 
     @property
     def kind(self) -> str:
@@ -117,6 +120,17 @@ class Alarm:
             return f"{self.message} The same in {_join_names(others)}."
         laws = "law" if len(others) == 1 else "laws"
         return f"{self.message} The same in {len(others)} other {laws}: {_join_names(others)}."
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what a terminal shows: what happened, the kind of alarm with its step and process, and evidence."""
+        first, _, rest = _SENTENCES.sub("\n", self.message, count=1).partition("\n")
+        # The headline names the tensors.
+        evidence = _BETWEEN.sub("", self.message) if self.headline else rest
+        laws = "" if self.tensor or not self.law else f", {self.law}"
+        laws += f" and {len(self.laws) - 1} more" if laws and len(self.laws) > 1 else ""
+        rank = "" if self.rank is None else f", rank {self.rank}"
+        shown = (_shorten(self.headline or first, _WIDTH), f"{self.kind}, step {self.step}{rank}{laws}")
+        return (*shown, _shorten(evidence, _WIDTH)) if evidence else shown
 
     def __str__(self) -> str:
         last = max(self.last, self.step)
@@ -150,6 +164,26 @@ def group_alarms(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
         key = (alarm.code, alarm.family or alarm.law)
         groups[key] = groups[key].merged(alarm) if key in groups else alarm
     return tuple(groups.values())
+
+
+_WIDTH = 240
+"""Characters of a line on a terminal; the report has the whole text."""
+
+_SENTENCES = re.compile(r"(?<=[.?!]) (?=[A-Z])")
+"""The gap between two sentences; names of tensors have dots, and no space behind them."""
+
+
+_BETWEEN = re.compile(r" It stands between .*?\.(?= [A-Z]|$)")
+
+
+def _shorten(text: str, width: int) -> str:
+    """Return as many sentences of a text as fit into a line, or the beginning of the first."""
+    shown = ""
+    for sentence in _SENTENCES.split(text):
+        if len(shown) + len(sentence) >= width:
+            break
+        shown = f"{shown} {sentence}".strip()
+    return shown or f"{text[: width - 2].rstrip()} …"
 
 
 def _join_names(names: tuple[str, ...]) -> str:

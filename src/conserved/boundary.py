@@ -91,11 +91,17 @@ class Boundary:
         """Return the condition of a stage that is off, None while it runs."""
         return self._conditions.get(stage) if stage in self._off else None
 
-    def turn_off(self, stage: str, reason: str) -> None:
-        """Stop a stage here, with one line in the log; a stage that is off keeps its first reason."""
+    def turn_off(self, stage: str, reason: str, *, silent: bool = False) -> None:
+        """Stop a stage here; a stage that is off keeps its first reason.
+
+        Args:
+            stage: the part of the monitor to stop.
+            reason: why, in words.
+            silent: whether to leave out the line in the log, because another line says it.
+        """
         if stage not in self._off:
             self._off.add(stage)
-            self._state(Condition(stage=stage, step=self.step, reason=reason))
+            self._state(Condition(stage=stage, step=self.step, reason=reason), silent=silent)
 
     def remark(self, stage: str, reason: str) -> None:
         """Log once that a stage left something out and goes on."""
@@ -107,9 +113,9 @@ class Boundary:
         self._off.discard(stage)
         self._conditions.pop(stage, None)
 
-    def _state(self, condition: Condition) -> None:
+    def _state(self, condition: Condition, *, silent: bool = False) -> None:
         self._conditions[condition.stage] = condition
-        if self._logs:
+        if self._logs and not silent:
             LOGGER.warning("conserved: %s. Training goes on.", str(condition).rstrip("."))
 
     def attempt(self, stage: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T | None:

@@ -540,6 +540,9 @@ def _storage(tensor: Tensor) -> int | None:
 _NOT_THE_USERS = (
     "/torch/",
     "/conserved/inference/",
+    "/conserved/tracking/",
+    "/conserved/auditing/",
+    "/conserved/boundary.py",
     "/conserved/_torch_compat.py",
     "/jaxtyping/",
     "/beartype/",

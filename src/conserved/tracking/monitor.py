@@ -326,7 +326,8 @@ class Monitor(RunResults):
             )
         except NoLawError as reason:
             # A model without laws is watched for what needs none: gradients that are missing or not finite.
-            self._boundary.turn_off(LAWS, str(reason))
+            # The line at the start says it.
+            self._boundary.turn_off(LAWS, str(reason), silent=not self._opened)
         else:
             self._records.watch(self._known)
             if self._within is not None:

@@ -45,7 +45,7 @@ class RaisedAlarms:
     def add(self, alarm: Alarm) -> None:
         """Tell of every kind of alarm once for each family of laws; the records have all of them."""
         if self._groups.add(alarm) and self._logs:
-            LOGGER.warning("%s", alarm)
+            LOGGER.warning("conserved: %s", "\n    ".join(alarm.lines()))
 
     def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
         """Return an alarm of the account with its cause, as an audit of its step names it.

@@ -39,6 +39,7 @@ from conserved.laws.identities import coarsest
 from conserved.laws.independence import connected_groups
 from conserved.layout import GivenLayout, is_sharded
 from conserved.rank_agreement import active_agreement
+from conserved.tracking.identities.finding import name_tensors
 from conserved.tracking.time_budget import TimeBudget
 from conserved.tracking.watching_cost import WatchingCost
 
@@ -311,7 +312,7 @@ class Audits:
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
-                LOGGER.warning("step %d: gradients are not audited any more. %s", step, problem)
+                LOGGER.warning("conserved: step %d: gradients are not audited any more. %s", step, problem)
                 self.every = None
             return None
         finally:
@@ -600,6 +601,8 @@ def _connected(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str) -> Alarm:
     worst = rows[0]
+    names = name_tensors(list(worst.parameters), 4)
+    headline = f"The gradient of {names} is wrong" if len(worst.parameters) == 1 else f"Wrong among the gradients of {names}"
     return Alarm(
         step=step,
         code=code,
@@ -610,6 +613,7 @@ def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str)
         family=family,
         laws=tuple(row.name for row in rows),
         count=len(rows),
+        headline=f"{headline} in step {step}." if code in ("gradient", "hardware") else "",
     )
 
 

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def announced(work: str) -> Iterator[None]:
-    """Say what takes so long, and how far it is, if the body takes more than a second.
+    """Say what takes so long, and how far it is, every few seconds if the body takes more than one.
 
     Args:
         work: what is done, such as "reading the laws".
@@ -61,9 +61,6 @@ def announced(work: str) -> Iterator[None]:
         yield
     finally:
         ended.set()
-    seconds = time.perf_counter() - began
-    if seconds > _PATIENCE:
-        say(f"conserved: {work} took {seconds:.1f} s")
 
 
 def opening_line(monitor: Monitor, optimizers: list[Optimizer], autocast: Iterable[torch.dtype]) -> str:
@@ -82,7 +79,7 @@ def _watched(monitor: Monitor) -> list[str]:
     covered = {name for symmetry in laws for name in symmetry.parameters}
     sizes = {name: p.numel() for name, p in monitor.model.named_parameters() if p.requires_grad}
     share = sum(size for name, size in sizes.items() if name in covered) / max(sum(sizes.values()), 1)
-    text = f"watching {len(laws)} laws, {100 * share:.0f} % of parameters"
+    text = f"watching {len(laws)} law{'s' if len(laws) > 1 else ''}, {100 * share:.0f} % of parameters"
     sensitivity = next((entry.sensitivity for entry in monitor.audits if entry.sensitivity is not None), None)
     if sensitivity is not None and sensitivity <= 1:
         text += f", errors above {_percent(sensitivity)} visible"

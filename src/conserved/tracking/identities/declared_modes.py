@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from conserved.boundary import Boundary, Hook
+from conserved.inference import being_followed
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.model_structure import ModelStructure
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
@@ -71,7 +73,7 @@ class DeclaredModes(StepIdentity):
         """Whether an evaluation ran with all layers in train mode and the model itself not."""
 
     def begin(self, step: TrainingStep) -> None:
-        hook = Hook(Boundary(logs=False), "modes", self._look_at_output)
+        hook = Hook(Boundary(logs=False), "modes", partial(self._look_at_output, step))
         for module in [m for m in step.model.modules() if type(m) in _CAST][:2]:
             self._handles.append(module.register_forward_hook(hook))
 
@@ -80,11 +82,12 @@ class DeclaredModes(StepIdentity):
             handle.remove()
         self._handles.clear()
 
-    def _look_at_output(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _look_at_output(self, step: TrainingStep, module: nn.Module, args: Any, output: Any) -> None:
         """Notice a product in float32 inside an autocast region."""
         weight: Any = module.weight
         device = weight.device.type
-        if not torch.is_autocast_enabled(device) or weight.dtype != torch.float32 or not args:
+        # Replays in reference form compute in single precision.
+        if step.paused or being_followed() or not torch.is_autocast_enabled(device) or weight.dtype != torch.float32 or not args:
             return
         wanted = torch.get_autocast_dtype(device)
         if isinstance(output, torch.Tensor) and output.dtype == torch.float32 != wanted:
