@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any
@@ -2941,6 +2941,28 @@ def nested_bilevel_hyperparameters(amp: Cast) -> Training:
     return Training(model, [optimizer], step)
 
 
-def order() -> Sequence[str]:
-    """Return the names of all programs."""
-    return list(PROGRAMS)
+@program
+def teacher_that_follows_in_forward(amp: Cast) -> Training:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = dense(8, 24, 24, 6), dense(8, 24, 24, 6)
+            self.teacher.load_state_dict(self.student.state_dict())
+            self.teacher.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                for t, s in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                    t.mul_(0.9).add_(s, alpha=0.1)
+                goal = self.teacher(x + 0.1 * torch.randn_like(x))
+            return self.student(x), goal
+
+    model = Pair()
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    def loss() -> Tensor:
+        x = torch.randn(16, 8)
+        out, goal = model(x)
+        return F.mse_loss(out, goal.to(out.dtype)) + F.cross_entropy(out, torch.randint(6, (16,)))
+
+    return simple_loop(model, optimizer, amp, loss)

@@ -39,7 +39,7 @@ from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
 from conserved.inference.objective import loss_outputs
-from conserved.inference.program_state import DrawnNumbers, plain_numbers, random_states
+from conserved.inference.program_state import REWRITTEN, DrawnNumbers, plain_numbers, random_states
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
@@ -208,12 +208,21 @@ class Recorder(TorchDispatchMode):
         """Whether this mode itself looks at tensors."""
         self.validating = False
         """Whether numbers are read by a function of torch that only validates them."""
+        self._owners = {_storage(parameter): parameter for parameter in parameters.values()}
+        self.rewritten: dict[int, tuple[Tensor, Tensor]] = {}
+        """Parameters that the program itself writes to, and what they held before."""
         self.program.tensors = parameters
         self.program.shared = shared_among(parameters)
         for name, parameter in parameters.items():
             if parameter.requires_grad and has_hooks(parameter):
                 self.program.hooked.append(name)
             self.program.parameters[name] = self._new(parameter, parameter=name if parameter.requires_grad else None)
+
+    def _keep_parameter(self, tensor: Tensor) -> None:
+        """Copy a parameter before the program writes to it, as a teacher that follows its student in `forward`."""
+        owner = self._owners.get(_storage(tensor)) if self._owners else None
+        if owner is not None and id(owner) not in self.rewritten and not owner.is_meta:
+            self.rewritten[id(owner)] = (owner, owner.detach().clone())
 
     def _once(self, tensor: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """Return what is made of a tensor, the same whenever it is asked for until somebody writes to the tensor."""
@@ -250,8 +259,10 @@ class Recorder(TorchDispatchMode):
             # A tensor that was just made from Python numbers.
             self._fixed.add(id(args[0]))
         recorded = tree_map_only(Tensor, self._read, (args, kwargs))
-        out = func(*args, **kwargs)
         written = _written_tensors(func, args, kwargs)
+        for tensor in written:
+            self._keep_parameter(tensor)
+        out = func(*args, **kwargs)
         results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
         operation = Operation(
             name=name,
@@ -650,6 +661,18 @@ def _undisturbed(model: nn.Module | None) -> Iterator[list[Tensor]]:
         del copies
 
 
+@contextlib.contextmanager
+def _restored(recorder: Recorder) -> Iterator[None]:
+    """Write back the parameters that a program wrote to."""
+    try:
+        yield
+    finally:
+        for parameter, value in recorder.rewritten.values():
+            REWRITTEN[parameter] = True
+            with preserve_version_counter(parameter):
+                parameter.data.copy_(value)
+
+
 def _is_unchanged(buffer: Tensor, value: Tensor) -> bool:
     """Return whether a buffer is what it was, NaN included."""
     same = buffer.detach() == value
@@ -734,6 +757,7 @@ def capture(
         sdpa_kernel(SDPBackend.MATH),
         without_mkldnn(),
         _watched(recorder, model),
+        _restored(recorder),
         recorder,
         _ReadsAndHooks(recorder),
     ):

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from conserved._torch_compat import buffers_of, forward_hooks_of
+from conserved._torch_compat import buffers_of, forward_hooks_of, preserve_version_counter
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
@@ -24,6 +26,30 @@ _INITIALISES = nn.modules.lazy.LazyModuleMixin
 """Modules that become others at their first call: they keep what they have become."""
 
 _CONTAINERS = (list, dict, set)
+
+
+REWRITTEN: Any = WeakTensorKeyDictionary()
+"""Parameters that the forward pass of a model was seen to write to: a teacher that follows its student there."""
+
+
+@contextmanager
+def _parameters_kept(model: nn.Module) -> Iterator[None]:
+    """Restore parameters that a forward pass gives other data, or is known to write to."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        # Sharded parameters get other data in every pass, and lose it afterwards.
+        yield
+        return
+    held = [(p, p.data) for p in model.parameters() if type(p) is nn.Parameter and not p.is_meta]
+    copies = [(p, p.detach().clone()) for p, _ in held if p in REWRITTEN]
+    try:
+        yield
+    finally:
+        for parameter, data in held:
+            if parameter.data.data_ptr() != data.data_ptr():
+                parameter.data = data
+        for parameter, value in copies:
+            with preserve_version_counter(parameter):
+                parameter.data.copy_(value)
 
 
 @contextmanager
@@ -44,7 +70,8 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
     numpy: Any = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
     try:
-        yield
+        with _parameters_kept(model):
+            yield
     finally:
         random.setstate(numbers)
         if drawn is not None:
