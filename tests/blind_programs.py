@@ -127,7 +127,9 @@ def gan_watching_the_generator_alone(amp: Cast) -> Training:
     def step() -> Tensor:
         real = torch.randn(16, 4) + 1
         with amp():
-            loss_d = F.softplus(-critic(real)).mean() + F.softplus(critic(generator(torch.randn(16, 8)).detach())).mean()
+            loss_d = (
+                F.softplus(-critic(real)).mean() + F.softplus(critic(generator(torch.randn(16, 8)).detach())).mean()
+            )
         opt_d.zero_grad()
         loss_d.backward()
         opt_d.step()
@@ -622,7 +624,9 @@ def barlow_twins(amp: Cast) -> Training:
 
 @program
 def dino_with_centering(amp: Cast) -> Training:
-    student = nn.Sequential(dense(10, 32, 32), nn.LayerNorm(32), parametrizations.weight_norm(nn.Linear(32, 24, bias=False)))
+    student = nn.Sequential(
+        dense(10, 32, 32), nn.LayerNorm(32), parametrizations.weight_norm(nn.Linear(32, 24, bias=False))
+    )
     teacher = copy.deepcopy(student).requires_grad_(False)
     optimizer = AdamW(student.parameters(), lr=1e-3, weight_decay=0.04)
     center = torch.zeros(1, 24)
@@ -826,7 +830,12 @@ def beta_vae_with_free_bits(amp: Cast) -> Training:
     class Vae(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enc, self.mu, self.logvar, self.dec = nn.Linear(12, 24), nn.Linear(24, 4), nn.Linear(24, 4), dense(4, 24, 12)
+            self.enc, self.mu, self.logvar, self.dec = (
+                nn.Linear(12, 24),
+                nn.Linear(24, 4),
+                nn.Linear(24, 4),
+                dense(4, 24, 12),
+            )
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             h = F.relu(self.enc(x))
@@ -976,7 +985,9 @@ def sam_with_two_passes_as_in_the_repository(amp: Cast) -> Training:
 
         @torch.no_grad()
         def first_step(self, zero_grad: bool = False) -> None:
-            norm = torch.stack([p.grad.norm() for g in self.param_groups for p in g["params"] if p.grad is not None]).norm()
+            norm = torch.stack(
+                [p.grad.norm() for g in self.param_groups for p in g["params"] if p.grad is not None]
+            ).norm()
             for group in self.param_groups:
                 for p in group["params"]:
                     if p.grad is not None:
@@ -1974,7 +1985,9 @@ def skip_steps_on_spikes(amp: Cast) -> Training:
 
 @program
 def dropout_schedule(amp: Cast) -> Training:
-    model = nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Dropout(0.0), nn.Linear(48, 48), nn.ReLU(), nn.Dropout(0.0), nn.Linear(48, 4))
+    model = nn.Sequential(
+        nn.Linear(8, 48), nn.ReLU(), nn.Dropout(0.0), nn.Linear(48, 48), nn.ReLU(), nn.Dropout(0.0), nn.Linear(48, 4)
+    )
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
     count = 0
 
@@ -2174,7 +2187,9 @@ def seq2seq_with_attention_and_teacher_forcing(amp: Cast) -> Training:
     encoder_e, decoder_e = nn.Embedding(20, 16), nn.Embedding(20, 16)
     encoder, decoder = nn.GRU(16, 24, batch_first=True), nn.GRUCell(16 + 24, 24)
     attention, out = nn.Linear(48, 1), nn.Linear(48, 20)
-    parts = nn.ModuleDict({"ee": encoder_e, "de": decoder_e, "enc": encoder, "dec": decoder, "att": attention, "out": out})
+    parts = nn.ModuleDict(
+        {"ee": encoder_e, "de": decoder_e, "enc": encoder, "dec": decoder, "att": attention, "out": out}
+    )
     opt_enc = Adam([*encoder_e.parameters(), *encoder.parameters()], lr=2e-3)
     opt_dec = Adam([p for n in ("de", "dec", "att", "out") for p in parts[n].parameters()], lr=2e-3)
 
@@ -2242,7 +2257,11 @@ def linear_chain_crf(amp: Cast) -> Training:
     class Crf(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.moves, self.start = dense(8, 24, 4), nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+            self.body, self.moves, self.start = (
+                dense(8, 24, 4),
+                nn.Parameter(torch.randn(4, 4)),
+                nn.Parameter(torch.randn(4)),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             e = self.body(x).float()
@@ -2300,7 +2319,10 @@ def lora_on_frozen_transformer(amp: Cast) -> Training:
         def __init__(self, base: nn.Linear) -> None:
             super().__init__()
             self.base = base
-            self.a, self.b = nn.Parameter(torch.randn(4, base.in_features) / 8), nn.Parameter(torch.zeros(base.out_features, 4))
+            self.a, self.b = (
+                nn.Parameter(torch.randn(4, base.in_features) / 8),
+                nn.Parameter(torch.zeros(base.out_features, 4)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.base(x) + 2.0 * F.linear(F.linear(x, self.a), self.b)
@@ -2309,7 +2331,12 @@ def lora_on_frozen_transformer(amp: Cast) -> Training:
         def __init__(self) -> None:
             super().__init__()
             self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
-            self.n1, self.n2, self.up, self.down = nn.LayerNorm(16), nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+            self.n1, self.n2, self.up, self.down = (
+                nn.LayerNorm(16),
+                nn.LayerNorm(16),
+                nn.Linear(16, 32),
+                nn.Linear(32, 16),
+            )
             self.e, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -2593,7 +2620,9 @@ def focal_loss_detector(amp: Cast) -> Training:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.Conv2d(3, 12, 3, 2, 1), nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv2d(12, 12, 3, 1, 1), nn.ReLU())
+            self.body = nn.Sequential(
+                nn.Conv2d(3, 12, 3, 2, 1), nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv2d(12, 12, 3, 1, 1), nn.ReLU()
+            )
             self.cls, self.box = nn.Conv2d(12, 4, 3, 1, 1), nn.Conv2d(12, 4, 3, 1, 1)
             nn.init.constant_(self.cls.bias, -math.log(99))  # type: ignore[arg-type]
 
@@ -2611,7 +2640,9 @@ def focal_loss_detector(amp: Cast) -> Training:
         pt = p * hot + (1 - p) * (1 - hot)
         focal = ((0.25 * hot + 0.75 * (1 - hot)) * (1 - pt) ** 2 * ce).sum() / hot.sum().clamp(min=1)
         inside = hot.amax(1, keepdim=True)
-        return focal + (F.smooth_l1_loss(boxes, torch.randn_like(boxes), reduction="none") * inside).sum() / inside.sum().clamp(min=1)
+        return focal + (
+            F.smooth_l1_loss(boxes, torch.randn_like(boxes), reduction="none") * inside
+        ).sum() / inside.sum().clamp(min=1)
 
     return simple_loop(model, optimizer, amp, loss)
 
@@ -2628,7 +2659,9 @@ def unet_with_dice_and_deep_supervision(amp: Cast) -> Training:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             a = F.relu(self.d1(x))
             b = F.relu(self.d2(F.max_pool2d(a, 2)))
-            return self.head(F.relu(self.c1(torch.cat([a, self.u1(b)], 1)))), F.interpolate(self.side(b), scale_factor=2)
+            return self.head(F.relu(self.c1(torch.cat([a, self.u1(b)], 1)))), F.interpolate(
+                self.side(b), scale_factor=2
+            )
 
     def dice(out: Tensor, y: Tensor) -> Tensor:
         p = out.float().softmax(1)[:, 1]
@@ -2641,7 +2674,9 @@ def unet_with_dice_and_deep_supervision(amp: Cast) -> Training:
         x = torch.randn(4, 1, 16, 16)
         y = (x[:, 0] > 0.5).long()
         main, side = model(x)
-        return F.cross_entropy(main.float(), y) + dice(main, y) + 0.4 * (F.cross_entropy(side.float(), y) + dice(side, y))
+        return (
+            F.cross_entropy(main.float(), y) + dice(main, y) + 0.4 * (F.cross_entropy(side.float(), y) + dice(side, y))
+        )
 
     return simple_loop(model, optimizer, amp, loss)
 
@@ -2732,7 +2767,12 @@ def gaussian_mixture_density_network(amp: Cast) -> Training:
     class Mdn(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.pi, self.mu, self.sigma = nn.Linear(1, 24), nn.Linear(24, 4), nn.Linear(24, 4), nn.Linear(24, 4)
+            self.body, self.pi, self.mu, self.sigma = (
+                nn.Linear(1, 24),
+                nn.Linear(24, 4),
+                nn.Linear(24, 4),
+                nn.Linear(24, 4),
+            )
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             h = self.body(x).tanh()

@@ -140,8 +140,11 @@ def lost_since(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, 
 def clipped_at(broken: Sequence[Symmetry], gradients: Tensors) -> float | None:
     """Return the value at which gradients were cut off, if they look as if they were; no law survives that.
 
-    Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry.
+    Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry. Where tensors were
+    clipped one by one, several have exactly the largest norm of all.
     """
+    if (norm := _repeated_norm(gradients)) is not None:
+        return norm
     names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
     tensors = [whole(gradients[name]).detach() for name in names if name in gradients and not gradients[name].is_sparse]
     tensors = [tensor for tensor in tensors if tensor.numel()]
@@ -160,6 +163,24 @@ def clipped_at(broken: Sequence[Symmetry], gradients: Tensors) -> float | None:
     pairs = zip(tensors, cut, strict=True)
     both = any(bool((part[where] > 0).any()) and bool((part[where] < 0).any()) for part, where in pairs)
     return peak if many >= _CUT and both and sum(bool(part.any()) for part in cut) > 1 else None
+
+
+_SAME_NORM = 3e-6
+"""How far norms of tensors that were clipped to one norm differ, relatively, because of what is added to it."""
+
+
+def _repeated_norm(gradients: Tensors) -> float | None:
+    """Return the largest norm of gradients if several different ones have it."""
+    dense = [g.detach() for g in gradients.values() if not g.is_sparse and g.dtype not in HALF and g.numel() > 1]
+    if len(dense) < 2 or any(hasattr(g, "full_tensor") for g in dense):
+        return None
+    norms = torch.stack([g.double().norm().to(dense[0].device) for g in dense])
+    most = float(norms.max())
+    close = [dense[place] for place in (norms >= (1 - _SAME_NORM) * most).nonzero().flatten().tolist()]
+    if not 0 < most < math.inf or len(close) < 2:
+        return None
+    alike = close[0].shape == close[1].shape and torch.equal(close[0], close[1])
+    return None if alike else most
 
 
 def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, gradients: Tensors) -> float | None:

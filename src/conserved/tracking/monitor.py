@@ -42,7 +42,15 @@ from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.process_laws import SPREAD, laws_of_process
-from conserved.tracking.run_audits import AUDIT, Audits, Cadence, alarms_of, changes_all_gradients, check_cadence
+from conserved.tracking.run_audits import (
+    AUDIT,
+    Audits,
+    Cadence,
+    alarms_of,
+    breaks_in_run_alone,
+    changes_all_gradients,
+    check_cadence,
+)
 from conserved.tracking.run_records import RunRecords
 from conserved.tracking.run_results import RunResults
 from conserved.tracking.status_lines import announced, closing_line, opening_line, say
@@ -182,6 +190,8 @@ class Monitor(RunResults):
         """The value that gradients are clipped at, once that was seen."""
         self._waiting: tuple[Alarm, ...] = ()
         """Alarms of an audit about gradients that the loop may change on purpose, until the next audit."""
+        self._beside = False
+        """Whether those alarms are about gradients that the loop left alone, so that the loss may see more."""
         self._changes_gradients = False
         """Whether the loop changes gradients between `backward()` and `step()`."""
         self._held: list[Alarm] = []
@@ -468,6 +478,9 @@ class Monitor(RunResults):
         self._readings |= self._audits.series[-1].readings()
         # Losses in single precision on a double precision model, and autocast that hooks did not see, show in the bits.
         self._precisions.add(found.precision)
+        if self._reaches_unused():
+            self._let_go_of_objective()
+            return
         alarms = tuple(alarms_of(found, step))
         if found.clipped is not None:
             self._clip = found.clipped
@@ -481,6 +494,13 @@ class Monitor(RunResults):
             raise GradientsDoNotConserveError(found)
         self._held += self._without_habits(found, alarms)
 
+    def _reaches_unused(self) -> bool:
+        """Return whether a parameter that the model does not use gets a gradient: from a loss that uses it."""
+        laws = () if self._known is None else self._known.laws
+        unused = {name for symmetry in laws if symmetry.family == "unused" for name in symmetry.parameters}
+        gradients = [p.grad for name, p in self.model.named_parameters() if name in unused] if unused else []
+        return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
     def _without_habits(self, found: Audit, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
         """Hold alarms about gradients that the loop itself may change; drop them if it does so in the next audit too.
 
@@ -488,6 +508,15 @@ class Monitor(RunResults):
         satisfies them. A defect in the loop breaks a few, comes once, or leaves nothing of the gradients.
         """
         waiting, self._waiting = self._waiting, ()
+        if self._audits is not None and breaks_in_run_alone(found) and self._audits.untouched(found):
+            # A bit flip does not come again in the next audit; a loss that reaches further does.
+            self._steps.foreign = True
+            if waiting and self._beside:
+                self._let_go_of_objective()
+            else:
+                self._waiting, self._beside = (*waiting, *alarms), True
+            return ()
+        self._beside = False
         unrelated = self._audits is not None and self._audits.unrelated
         habitual = changes_all_gradients(found) and self._steps.gradients_written() and not unrelated
         if found.disagreements or not habitual:
@@ -495,7 +524,7 @@ class Monitor(RunResults):
             return (*waiting, *alarms)
         # The account takes gradients for those of the pass as well.
         self._steps.foreign = True
-        if not waiting and not self._changes_gradients:
+        if not waiting and not self._changes_gradients and not self._steps.gradients_assigned():
             self._waiting = alarms
         else:
             self._changes_gradients = True
@@ -591,10 +620,15 @@ class Monitor(RunResults):
     def _look_at_loss(self, loss: Any) -> None:
         """Let go of the laws if they are those of the outputs and the loss sees more than these."""
         if self._objective.sees_more(loss, self.model):
-            self._held.clear()
-            self._let_go_of_laws()
-            self._boundary.turn_off(LAWS, OBJECTIVE)
-            self._boundary.attempt(AUDIT, self._begin_audits, LawSet(symmetries=()))
+            self._let_go_of_objective()
+
+    def _let_go_of_objective(self) -> None:
+        """Watch without the laws of the outputs, because the loss sees more than these."""
+        self._held.clear()
+        self._waiting = ()
+        self._let_go_of_laws()
+        self._boundary.turn_off(LAWS, OBJECTIVE)
+        self._boundary.attempt(AUDIT, self._begin_audits, LawSet(symmetries=()))
 
     def _step(self) -> None:
         held, self._held = self._held, []

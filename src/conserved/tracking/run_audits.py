@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved._torch_compat import children_of
+from conserved._torch_compat import children_of, version_of
 from conserved.alarm import Alarm
 from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit, Gauge, audit
@@ -32,7 +32,7 @@ from conserved.auditing.reference_comparison import common_factor
 from conserved.auditing.replay import RecordedPass, alone
 from conserved.boundary import guarded
 from conserved.inference.derivation import Derivation
-from conserved.inference.live import kept_with, parts_of
+from conserved.inference.live import being_followed, kept_with, parts_of
 from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
@@ -56,6 +56,15 @@ _COMPARED_DIRECTIONS = 16
 
 _UNRELATED = 0.1
 """Cosine below which a gradient has nothing of another: that of random directions in 600 dimensions is 2.5 σ below."""
+
+_ROWS_OF_NOISE = 6
+"""Rows and columns of the smallest matrix that is asked whether it is noise."""
+
+_ONE_SIZE = 1.7
+"""Ratio of mean squares of noise of one size in two tensors of fifty entries and more: 3 σ."""
+
+_NOISE_VARIANCE = 8.0
+"""Entries times the relative variance of mean squares of that many entries of noise, at most."""
 
 _IRREPRODUCIBLE = "gradients were not reproducible"
 """Why a step is audited after one in which a replay gave other gradients than the run."""
@@ -167,6 +176,9 @@ class Audits:
         self._terms: EpsilonTerms | None = None
         self._gauge: Gauge | None = None
         self._armed: ExitStack | None = None
+        self._following = ExitStack()
+        self._left: dict[str, _LeftGradient] = {}
+        """By parameter, its gradient as the backward pass left it."""
         self._mixed = False
         self.last_step = 0
         """The last step whose gradients were audited."""
@@ -189,6 +201,9 @@ class Audits:
         if self._armed is not None or self.every is None:
             return
         self._pass.record()
+        self._following = ExitStack()
+        if alone():
+            self._follow_gradients(self._following)
         if not self._hooks or _compiled(self._model):
             # Compiled code runs no hooks, and wrapping a function it calls would compile it anew.
             return
@@ -209,6 +224,22 @@ class Audits:
         for leaf in islice(leaves, 2):
             self._armed.callback(leaf.register_forward_pre_hook(guarded(self._note)).remove)
 
+    def _follow_gradients(self, undo: ExitStack) -> None:
+        """Remember gradients as the backward pass leaves them, to tell whether the loop changes them afterwards."""
+        self._left.clear()
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                keep = guarded(partial(_keep_gradient, self._left, name))
+                undo.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
+
+    def untouched(self, audit: Audit) -> bool:
+        """Return whether all gradients of broken identities are as the backward pass left them."""
+        gradients = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+        names = {name for row in audit.failures for name in row.parameters}
+        return bool(names) and all(
+            name in self._left and name in gradients and self._left[name].is_left(gradients[name]) for name in names
+        )
+
     def _note(self, module: nn.Module, args: Any) -> None:
         device = next((p.device.type for p in module.parameters()), "cpu")
         if torch.is_autocast_enabled(device):
@@ -217,6 +248,7 @@ class Audits:
     def disarm(self) -> None:
         """Take the hooks away."""
         self._pass.stop()
+        self._following.close()
         if self._armed is not None:
             self._armed.close()
         self._armed = None
@@ -344,7 +376,9 @@ class Audits:
             (p.grad.flatten().double(), again[n].flatten().double()) for n, p in some.items() if p.grad is not None
         ]
         cosines = [float(torch.nn.functional.cosine_similarity(a, b, 0)) for a, b in pairs]
-        return len(cosines) > 1 and 2 * sum(abs(cosine) < _UNRELATED for cosine in cosines) > len(cosines)
+        few = len(cosines) > 1 and 2 * sum(abs(cosine) < _UNRELATED for cosine in cosines) > len(cosines)
+        shapes = [p.grad.flatten(1).shape for p in some.values() if p.grad is not None]
+        return few and not _is_white([(a - b).view(shape) for (a, b), shape in zip(pairs, shapes, strict=True)])
 
     def _redo(self, replay: RecordedPass, step: int) -> None:
         """Write the gradients of the same pass, run again, over those that it did not give twice."""
@@ -435,10 +469,34 @@ class Audits:
         )
 
 
+def _is_white(differences: Sequence[Tensor]) -> bool:
+    """Return whether matrices are independent noise of one size, as a loop adds it to gradients.
+
+    Gradients are not: their tensors, rows and columns have sizes of their own. Mean squares of n entries of normal
+    noise have a relative variance of 2 / n, and of Laplace noise 5 / n.
+    """
+    squares = [d.square() for d in differences if min(d.shape) >= _ROWS_OF_NOISE]
+    if len(squares) < 2:
+        return False
+    sizes = torch.stack([s.mean() for s in squares])
+    even = float(sizes.max()) <= _ONE_SIZE * float(sizes.min())
+    return even and all(
+        float(s.mean(axis).var() / s.mean().square()) <= _NOISE_VARIANCE / s.shape[axis]
+        for s in squares
+        for axis in (0, 1)
+    )
+
+
 def _irreproducible(audit: Audit) -> bool:
     """Return whether gradients were not those of their pass, for the first time: a loop that changes them means to."""
     origins = {diagnosis.origin for diagnosis in audit.diagnoses.values()}
     return bool(audit.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
+
+
+def breaks_in_run_alone(result: Audit) -> bool:
+    """Return whether identities are broken in the run, and satisfied by the same pass from its outputs."""
+    origins = {diagnosis.origin for diagnosis in result.diagnoses.values() if diagnosis.wrong}
+    return bool(result.failures) and bool(origins) and origins <= {Origin.TRANSIENT, Origin.LOOP}
 
 
 def changes_all_gradients(result: Audit) -> bool:
@@ -447,6 +505,33 @@ def changes_all_gradients(result: Audit) -> bool:
     if not result.failures or not origins <= {Origin.TRANSIENT, Origin.LOOP, Origin.UNKNOWN}:
         return False
     return 2 * len(result.failures) >= result.tested
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftGradient:
+    """A gradient as a backward pass left it: which tensor, how often written to, and its sum, not waited for."""
+
+    tensor: int
+    version: int
+    total: Tensor
+    """Writes through `.data` count no version."""
+
+    @staticmethod
+    def of(gradient: Tensor) -> _LeftGradient:
+        """Describe a gradient as it is now."""
+        values = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
+        return _LeftGradient(id(gradient), version_of(gradient), values.sum())
+
+    def is_left(self, gradient: Tensor) -> bool:
+        """Return whether nothing has written to a gradient since."""
+        now = _LeftGradient.of(gradient)
+        same = (now.tensor, now.version) == (self.tensor, self.version)
+        return same and bool(torch.equal(now.total, self.total))
+
+
+def _keep_gradient(left: dict[str, _LeftGradient], name: str, parameter: Tensor) -> None:
+    if parameter.grad is not None and not being_followed():
+        left[name] = _LeftGradient.of(parameter.grad)
 
 
 def _compiled(model: nn.Module) -> bool:
@@ -602,7 +687,8 @@ def _connected(rows: Sequence[Row]) -> list[list[Row]]:
 def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str) -> Alarm:
     worst = rows[0]
     names = name_tensors(list(worst.parameters), 4)
-    headline = f"The gradient of {names} is wrong" if len(worst.parameters) == 1 else f"Wrong among the gradients of {names}"
+    alone = len(worst.parameters) == 1
+    headline = f"The gradient of {names} is wrong" if alone else f"One of the gradients of {names} is wrong"
     return Alarm(
         step=step,
         code=code,

@@ -26,6 +26,9 @@ PASSES = "passes"
 _SAMPLED = 8
 """Parameters whose version is read; what moves weights back and forth moves all of them."""
 
+_FOLLOWED = 4
+"""Parameters whose gradients are followed, from the first to the last."""
+
 GradientMark = tuple[int, int, int]
 """Identity of the current gradients: the first one, its version, and the number of forward passes so far."""
 
@@ -85,7 +88,7 @@ class StepWatch:
         trained = [p for p in self._model.parameters() if p.requires_grad and p.is_leaf]
         # Weak reference: Python does not see what the hooks of a parameter hold, so a cycle would never be freed.
         reference = weakref.ref(self)
-        for parameter in dict.fromkeys((*trained[:1], *trained[-1:])):
+        for parameter in dict.fromkeys((*trained[:: -(-len(trained) // (_FOLLOWED - 1)) or 1], *trained[-1:])):
             noticed = Hook(Boundary(logs=False), PASSES, partial(_notice_accumulation, reference))
             yield parameter.register_post_accumulate_grad_hook(noticed)
 
@@ -130,16 +133,19 @@ class StepWatch:
         if any(getattr(p, "main_grad", None) is not None for p in self._model.parameters()):
             # A wrapper keeps gradients in buffers of its own: that they are written there says nothing.
             return False
-        if not self._accumulated:
+        if not self._accumulated or self.gradients_assigned():
             return True
         held = [p for p in self._held() if p.grad is not None]
-        followed = [(self._accumulated[id(p)], p.grad) for p in held if id(p) in self._accumulated]
-        if followed and all(gradient is not None and id(gradient) != remaining[0] for remaining, gradient in followed):
-            return True
         # Every gradient was added to as often as those that are followed.
         versions = {version for _, version in self._accumulated.values()}
         matrices = [p.grad for p in held if p.grad is not None and p.ndim > 1]
         return 2 * sum(version_of(gradient) not in versions for gradient in matrices) > len(matrices)
+
+    def gradients_assigned(self) -> bool:
+        """Return whether half of the gradients are other tensors than the last backward pass wrote: `p.grad = ...`."""
+        held = [p for p in self._held() if p.grad is not None and id(p) in self._accumulated]
+        assigned = sum(id(p.grad) != self._accumulated[id(p)][0] for p in held)
+        return assigned > 1 and 2 * assigned >= len(held)
 
     def note_step_call(self) -> None:
         """Handle a call of `Monitor.step()`; remember the gradients if no optimizer has stepped."""

@@ -87,7 +87,13 @@ class DeclaredModes(StepIdentity):
         weight: Any = module.weight
         device = weight.device.type
         # Replays in reference form compute in single precision.
-        if step.paused or being_followed() or not torch.is_autocast_enabled(device) or weight.dtype != torch.float32 or not args:
+        if (
+            step.paused
+            or being_followed()
+            or not torch.is_autocast_enabled(device)
+            or weight.dtype != torch.float32
+            or not args
+        ):
             return
         wanted = torch.get_autocast_dtype(device)
         if isinstance(output, torch.Tensor) and output.dtype == torch.float32 != wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved._torch_compat import BatchNormBase
+from conserved._torch_compat import BatchNormBase, version_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.run_objects import RunObjects, parameter_ids, wrapped_ids
@@ -88,6 +89,7 @@ class LoopOrder(StepIdentity):
         self._missed = 0
         self._counts: dict[int, tuple[int, float]] = {}
         """By optimizer, how many tensors have state, and the largest step count."""
+        self._settings: dict[int, _Settings] = {}
         self._rateless: dict[int, int] = {}
         self._rates: dict[int, float] = {}
         """By optimizer, the largest rate of its last step."""
@@ -167,6 +169,7 @@ class LoopOrder(StepIdentity):
         vanishing = largest <= _NO_RATE and largest < self._rates.get(id(optimizer), 0.0) and step.number < _EARLY_STEPS
         self._rates[id(optimizer)] = largest
         zero = largest == 0 or vanishing
+        self._settings[id(optimizer)] = _Settings.of(optimizer)
         self._rateless[id(optimizer)] = self._rateless.get(id(optimizer), 0) + 1 if zero else 0
         if self._rateless[id(optimizer)] == _RATELESS:
             step.report(
@@ -250,7 +253,10 @@ class LoopOrder(StepIdentity):
         before, now = self._counts.get(id(optimizer)), _progress(optimizer)
         if before is None:
             return
-        if (now[0] < before[0] and now[0] == 0) or now[1] < before[1]:
+        former = self._settings.get(id(optimizer))
+        if now[0] == 0 < before[0] and former is not None and former.begins_anew(_Settings.of(optimizer)):
+            step.notes.append(f"step {step.number} is a restart, with a new state of {type(optimizer).__name__}")
+        elif (now[0] < before[0] and now[0] == 0) or now[1] < before[1]:
             step.report(
                 StepFinding(
                     code="state lost",
@@ -525,6 +531,35 @@ def _some_weights(step: TrainingStep) -> Tensor:
 
 def _readable(rate: Any) -> bool:
     return not isinstance(rate, Tensor) or on_host(rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """What a restart changes besides the state of an optimizer: its rate, its parameters, or their values."""
+
+    rate: float
+    parameters: tuple[int, ...]
+    versions: tuple[int, ...]
+
+    @staticmethod
+    def of(optimizer: Optimizer) -> _Settings:
+        """Read them off the first groups and parameters."""
+        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group and _readable(group["lr"])]
+        some = list(islice(grouped_parameters(optimizer), _COUNTS))
+        return _Settings(
+            rate=max(rates, default=0.0),
+            parameters=tuple(id(p) for group in optimizer.param_groups for p in _ends(group["params"])),
+            versions=tuple(version_of(p) for p in some),
+        )
+
+    def begins_anew(self, now: _Settings) -> bool:
+        """Return whether training begins anew: at a higher rate, of other parameters, or from weights just written."""
+        written = all(a != b for a, b in zip(self.versions, now.versions, strict=False))
+        return now.rate > 1.5 * self.rate or now.parameters != self.parameters or written
+
+
+def _ends(parameters: list[Tensor]) -> list[Tensor]:
+    return [*parameters[:1], *parameters[-1:]]
 
 
 def _progress(optimizer: Optimizer) -> tuple[int, float]:

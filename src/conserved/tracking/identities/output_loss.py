@@ -376,6 +376,9 @@ def _softmax_over_batch(outputs: Tensor, gradient: Tensor) -> bool:
     p = outputs.softmax(0)
     used = gradient.abs().amax(0) > 0
     counts = (gradient / p).amax(0) * used
+    if not bool((counts[used] > 0).all()):
+        # Every column with a label pushes its other entries down; minus the logarithm of the label's does not.
+        return False
     left = counts * p - gradient
     weight = left.amax()
     chosen = left > weight / 2
