@@ -1041,7 +1041,7 @@ def lbfgs_full_batch(amp: Cast) -> Training:
             loss.backward()
             return loss
 
-        return optimizer.step(closure).detach()  # type: ignore[union-attr]
+        return optimizer.step(closure).detach()
 
     return Training(model, [optimizer], step)
 
@@ -1073,7 +1073,7 @@ def adam_then_lbfgs(amp: Cast) -> Training:
             value.backward()
             return value
 
-        return lbfgs.step(closure).detach()  # type: ignore[union-attr]
+        return lbfgs.step(closure).detach()
 
     return Training(model, [adam, lbfgs], step)
 
@@ -1312,7 +1312,8 @@ def manual_sgd_in_no_grad(amp: Cast) -> Training:
         loss.backward()
         with torch.no_grad():
             for p in model.parameters():
-                p -= 0.1 * p.grad  # type: ignore[operator]
+                assert p.grad is not None
+                p.sub_(0.1 * p.grad)
         optimizer.zero_grad()
         return loss.detach()
 
@@ -1411,7 +1412,7 @@ def grad_norm_balancing(amp: Cast) -> Training:
         optimizer.zero_grad()
         loss.backward(retain_graph=True)
         model.weights.grad = None
-        last = model.trunk[-1].weight
+        last = model.trunk.get_parameter("2.weight")
         norms = torch.stack([
             torch.autograd.grad(model.weights[i] * losses[i], last, retain_graph=True, create_graph=True)[0].norm()
             for i in range(2)
@@ -1609,7 +1610,7 @@ def group_lasso_by_proximal_steps(amp: Cast) -> Training:
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            w = model[0].weight
+            w = model.get_parameter("0.weight")
             norm = w.norm(dim=0, keepdim=True)
             w.mul_((1 - 0.05 * 0.02 / norm.clamp(min=1e-8)).clamp(min=0))
         return loss.detach()
@@ -1656,7 +1657,7 @@ def learned_step_size_quantisation(amp: Cast) -> Training:
             return x.round()
 
         @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, g: Tensor) -> Tensor:
             return g
 
     class Lsq(nn.Linear):
@@ -1764,7 +1765,7 @@ def maml_by_functional_call(amp: Cast) -> Training:
         for _ in range(3):
             phase, size = 3 * torch.rand(()), 1 + torch.rand(())
             xs, xq = torch.rand(8, 1) * 4 - 2, torch.rand(8, 1) * 4 - 2
-            fast = dict(model.named_parameters())
+            fast: dict[str, Tensor] = dict(model.named_parameters())
             for _ in range(2):
                 with amp():
                     inner = F.mse_loss(functional_call(model, fast, xs), size * (xs + phase).sin())
@@ -1807,7 +1808,7 @@ def reptile_with_inner_optimizer(amp: Cast) -> Training:
 def vmapped_ensemble_of_stacked_parameters(amp: Cast) -> Training:
     members = [dense(4, 16, 16, 1) for _ in range(4)]
     base = copy.deepcopy(members[0]).to("meta")
-    stacked, buffers = stack_module_state(members)  # type: ignore[arg-type]
+    stacked, buffers = stack_module_state(members)
 
     class Ensemble(nn.Module):
         def __init__(self) -> None:
@@ -2348,7 +2349,7 @@ def lora_on_frozen_transformer(amp: Cast) -> Training:
 
     model = Net()
     model.requires_grad_(False)
-    model.q, model.v = Lora(model.q), Lora(model.v)  # type: ignore[assignment, arg-type]
+    model.q, model.v = Lora(model.q), Lora(model.v)  # type: ignore[assignment]
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
     def loss() -> Tensor:
@@ -2440,7 +2441,8 @@ def inverse_problem_with_learned_coefficient(amp: Cast) -> Training:
             return self.net(t)
 
     model = Inverse()
-    optimizer = Adam([{"params": model.net.parameters()}, {"params": [model.k], "lr": 1e-2}], lr=1e-3)
+    groups: list[dict[str, Any]] = [{"params": model.net.parameters()}, {"params": [model.k], "lr": 1e-2}]
+    optimizer = Adam(groups, lr=1e-3)
 
     def loss() -> Tensor:
         t = torch.rand(32, 1, requires_grad=True)
@@ -2907,10 +2909,11 @@ def evolution_strategy_into_grad(amp: Cast) -> Training:
         noise = torch.randn(6, len(flat))
         x = torch.randn(16, 4)
         scores = []
-        with torch.no_grad(), amp():
+        with torch.no_grad():
             for e in torch.cat([noise, -noise]):
                 nn.utils.vector_to_parameters(flat + 0.05 * e, model.parameters())
-                scores.append(F.mse_loss(model(x).float(), x[:, :2]))
+                with amp():  # Of its own: a region keeps the casts of the first weights.
+                    scores.append(F.mse_loss(model(x).float(), x[:, :2]))
             nn.utils.vector_to_parameters(flat, model.parameters())
         score = torch.stack(scores)
         direction = ((score[:6] - score[6:])[:, None] * noise).mean(0) / 0.1
@@ -2962,7 +2965,7 @@ def nested_bilevel_hyperparameters(amp: Cast) -> Training:
 
     def step() -> Tensor:
         x, y = torch.randn(16, 6), torch.randint(3, (16,))
-        params = dict(model.named_parameters())
+        params: dict[str, Tensor] = dict(model.named_parameters())
         inner = F.cross_entropy(functional_call(model, params, (x,)), y)
         inner = inner + log_decay.exp() * sum(p.square().sum() for p in params.values())
         grads = torch.autograd.grad(inner, list(params.values()), create_graph=True)

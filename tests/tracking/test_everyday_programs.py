@@ -14,11 +14,8 @@ from harmless_programs import Combination, run
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
-ACCUSED = {
-    "adapters merged now and then", "dormant units drawn again", "shrunk and perturbed", "gradient reversal",
-    "warm restarts that clear the state",
-}  # fmt: skip
-"""Programs whose rewriting of weights, state or gradients cannot be told from an accident, so that it is reported."""
+ACCUSED = {"adapters merged now and then", "dormant units drawn again", "shrunk and perturbed"}
+"""Programs that rewrite weights once in these steps: nothing tells that from an accident, so that it is reported."""
 
 MENDED = (
     "adversarial pair with spectral norms", "critic with clamped weights", "actor and critic with soft targets",
@@ -27,7 +24,8 @@ MENDED = (
     "checkpoints saved and loaded", "rewound to early weights", "masks held by hand", "stochastic depth",
     "averaged gradient of episodes", "conflicting gradients projected", "second order meta learning",
     "schedule stepped by micro batch", "noise added to gradients", "centred gradients", "clipping by unit",
-    "signs with error feedback", "two copies trained side by side",
+    "signs with error feedback", "two copies trained side by side", "gradient reversal",
+    "warm restarts that clear the state",
 )  # fmt: skip
 """Programs that raised an alarm or ended once."""
 

@@ -407,7 +407,7 @@ class OutsideWrites(StepIdentity):
                 self._held, self._held_most = finding, 2 * len(free) > sum(trained)
             else:
                 yield finding
-        elif frozen and 2 * len(frozen) <= sum(not t for t in trained):
+        elif frozen and not (own and self._habit) and 2 * len(frozen) <= sum(not t for t in trained):
             # An averaged teacher inside the model moves all of its weights.
             where = name_tensors([names[i] for i in frozen])
             yield StepFinding(
