@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def program(build: Program) -> Program:
 
 def dense(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), act()]
     return nn.Sequential(*layers[:-1])
 

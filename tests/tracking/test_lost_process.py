@@ -1,4 +1,4 @@
-"""A process is killed, or audits other steps than its peer: the other ends, or goes on, as it would without a monitor."""
+"""A process is killed, or audits other steps than its peer: the other ends, or goes on, as without a monitor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def sharded() -> nn.Module:
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

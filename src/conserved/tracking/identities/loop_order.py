@@ -255,6 +255,7 @@ class LoopOrder(StepIdentity):
             return
         former = self._settings.get(id(optimizer))
         if now[0] == 0 < before[0] and former is not None and former.begins_anew(_Settings.of(optimizer)):
+            step.restarted = step.number
             step.notes.append(f"step {step.number} is a restart, with a new state of {type(optimizer).__name__}")
         elif (now[0] < before[0] and now[0] == 0) or now[1] < before[1]:
             step.report(

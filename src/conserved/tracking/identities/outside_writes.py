@@ -114,6 +114,8 @@ class OutsideWrites(StepIdentity):
         """A write that may be a habit of the program."""
         self._held_most = False
         """Whether that write changed most of the trained tensors, as averaging over processes does."""
+        self._averaged: set[str] = set()
+        """Frozen weights that were seen to move together, as those of an averaged teacher."""
         self._habit = False
         """Whether the program writes to its weights by itself."""
         self._slow: tuple[Sequence[Tensor], list[Tensor]] | None = None
@@ -176,9 +178,11 @@ class OutsideWrites(StepIdentity):
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Look at buffers: those that never change, and the counts of running statistics."""
+        batches = _batch_counts(step) if self._buffers else {}
         for name, (buffer, old, version) in self._buffers.items():
             same = bool(_checksum(buffer) == old)
-            silent = not same and version_of(buffer) == version and self._constant.get(name, 0) >= _CONSTANT
+            writes = version_of(buffer) + batches.get(name, 0)
+            silent = not same and writes == version and self._constant.get(name, 0) >= _CONSTANT
             self._constant[name] = self._constant.get(name, 0) + 1 if same else 0
             if silent:
                 step.report(
@@ -268,7 +272,8 @@ class OutsideWrites(StepIdentity):
             for name, b in step.model.named_buffers()
             if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not is_shared(b)
         }
-        self._buffers = {name: (b, _checksum(b), version_of(b)) for name, b in buffers.items()}
+        counts = _batch_counts(step)
+        self._buffers = {name: (b, _checksum(b), version_of(b) + counts.get(name, 0)) for name, b in buffers.items()}
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once in the first steps, and if the versions of weights say that something wrote to them."""
@@ -374,6 +379,10 @@ class OutsideWrites(StepIdentity):
         names, trained = self._names, self._trained
         olds, news = sample.per_tensor(after), sample.per_tensor(now)
         free = [i for i in written if trained[i] and not _is_constraint(sample.tensors[i], olds[i], news[i])]
+        if free:
+            # A tensor that has another name by now, or none, was written to by what renamed it, such as pruning.
+            present = {name: id(p) for name, p in step.model.named_parameters()}
+            free = [i for i in free if present.get(names[i]) == id(sample.tensors[i])]
         frozen = [i for i in written if not trained[i]]
         own = any(trained[i] for i in written)
         # In coarse precision much of what a program writes is within the spacing.
@@ -389,6 +398,9 @@ class OutsideWrites(StepIdentity):
             step.slowed, self._unseen, self._constrained = sample.number, True, True
             self._remark(step, "moved towards slow weights")
         held, self._held = self._held, None
+        if held is not None and step.restarted == (held.step or 0) + 1:
+            # Weights drawn anew, with a new state of the optimizer.
+            held = None
         before = held is not None and sample.number > (held.step or 0)
         if touched and (before or self._unseen):
             self._habit = True
@@ -407,8 +419,10 @@ class OutsideWrites(StepIdentity):
                 self._held, self._held_most = finding, 2 * len(free) > sum(trained)
             else:
                 yield finding
-        elif frozen and not (own and self._habit) and 2 * len(frozen) <= sum(not t for t in trained):
-            # An averaged teacher inside the model moves all of its weights.
+        elif frozen and 2 * len(frozen) > sum(not t for t in trained):
+            # An averaged teacher inside the model moves all of its weights; late in a run some by less than is seen.
+            self._averaged |= {names[i] for i in frozen}
+        elif frozen and not (own and self._habit) and not self._averaged.issuperset(names[i] for i in frozen):
             where = name_tensors([names[i] for i in frozen])
             yield StepFinding(
                 code="frozen moved",
@@ -425,6 +439,17 @@ class OutsideWrites(StepIdentity):
                 message=f"Stored bits of {name} changed between step {sample.number} and the next, in entries that are "
                 "few or small. No step was made in between: a bit flip, or a write from elsewhere.",
             )
+
+
+def _batch_counts(step: TrainingStep) -> dict[str, int]:
+    """Return by running statistic how often its norm counted a batch: kernels write statistics without a version."""
+    counted = [(name, m.num_batches_tracked) for name, m in step.structure.batch_norms]
+    return {
+        f"{name}.{statistic}": version_of(count)
+        for name, count in counted
+        if count is not None
+        for statistic in ("running_mean", "running_var")
+    }
 
 
 def _comparable(parameter: Tensor) -> bool:

@@ -65,6 +65,8 @@ class TrainingStep:
     """Whether tensors of other optimizers have gradients in which used ones still are, as in loops that take turns."""
     slowed: int = -1
     """The last step after which the loop went back to slow weights, as Lookahead does."""
+    restarted: int = -1
+    """The last step that began with new weights, parameters or rates and a new state of the optimizer."""
     rewritten: bool | None = None
     """Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written."""
     alone: bool = False
