@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from conserved import Monitor
+from conserved import Monitor, check_replicas
 from two_processes import IMPORTED
 
 WORLD, WIDTH, STEPS, KILLED, SECONDS = 2, 12, 6, 3, 60.0
@@ -89,7 +89,18 @@ def run_unlike(rank: int, name: str, watched: str) -> dict[str, Any]:
     return train(MODELS[name](), rank, **(options if watched else {}))
 
 
-SCENES = {one.__name__: one for one in (run_killed, run_apart, run_unlike)}
+def run_unequal(rank: int, name: str, watched: str) -> dict[str, Any]:
+    """Compare replicas of processes that hold different tensors: stages of a pipeline, and a branch that one skips."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(nn.Linear(4, 4), *(nn.Linear(4, 4) for _ in range(rank)))
+    branches = nn.ModuleDict({"both": nn.Linear(4, 4), "one": nn.Linear(4, 4)})
+    sum(branch.weight.sum() for branch in list(branches.values())[: 2 - rank]).backward()
+    stages, skipped = check_replicas(stage), check_replicas(branches)
+    apart = [row.name for row in skipped.rows if row.spread > 0]
+    return {"stages": [row.name for row in stages.rows], "apart": apart, "ok": stages.ok}
+
+
+SCENES = {one.__name__: one for one in (run_killed, run_apart, run_unlike, run_unequal)}
 
 
 def play(rank: int, folder: Path, scene: str, name: str, watched: str) -> None:
@@ -138,3 +149,8 @@ def test_processes_that_look_at_other_steps_do_not_wait_for_each_other(tmp_path:
         assert len(after["losses"]) == STEPS
         assert not after["alarms"]
         assert not after["problem"]
+
+
+def test_replicas_of_processes_that_hold_other_tensors_are_compared_where_both_have_them(tmp_path: Path) -> None:
+    for found in played(tmp_path / "unequal", "run_unequal", "", ""):
+        assert found == {"stages": ["0.weight", "0.bias"], "apart": ["one.weight"], "ok": True}

@@ -6,6 +6,8 @@ break them. Disagreement of replicas is what shows it.
 
 from __future__ import annotations
 
+import math
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +88,8 @@ def check_replicas(
     """Compare all parameters and gradients that should be equal over a process group; every process must call it.
 
     Plain tensors should be equal on all processes of the group, a DTensor along the mesh dimensions over which it is
-    replicated. Each tensor is reduced to three numbers, so two small collectives serve the whole model.
+    replicated. Each tensor is reduced to three numbers, so four small collectives serve the whole model. Processes may
+    hold different tensors: those that all have are compared, and a gradient that only some have is reported.
 
     Args:
         model: the replica of this process; its gradients are compared where there are any.
@@ -115,13 +118,18 @@ def check_replicas(
     if buffers:
         tensors += [(name, "buffer", b) for name, b in model.named_buffers() if b.is_floating_point()]
     replicas: list[Replica] = []
-    alike: dict[Any, list[tuple[str, str, Tensor]]] = {}
+    # A process without plain tensors takes part as well.
+    alike: dict[Any, list[tuple[str, str, Tensor]]] = {dist.group.WORLD if group is None else group: []}
     for name, kind, tensor in tensors:
         for over in _groups(tensor, group):
             alike.setdefault(over, []).append((name, kind, local(tensor)))
     ranks = 1
     for over, members in alike.items():
         ranks = max(ranks, dist.get_world_size(over))
+        members, missing = _held_by_all(members, over, model)
+        replicas += missing
+        if not members:
+            continue
         prints = torch.stack([_print(tensor) for *_, tensor in members])
         low, high = prints.clone(), prints.clone()
         dist.all_reduce(low, dist.ReduceOp.MIN, group=over)
@@ -130,6 +138,31 @@ def check_replicas(
         replicas += [Replica(name=n, what=w, spread=spread) for (n, w, _), spread in zip(members, spreads, strict=True)]
     ordered = sorted(replicas, key=lambda row: -row.spread if row.spread == row.spread else -float("inf"))
     return Replicas(rows=tuple(ordered), ranks=ranks, tolerance=tolerance)
+
+
+def _held_by_all(
+    members: list[tuple[str, str, Tensor]], over: Any, model: nn.Module
+) -> tuple[list[tuple[str, str, Tensor]], list[Replica]]:
+    """Return the tensors that every process of a group has, and gradients that only some have of a parameter of all.
+
+    What processes have may differ: stages of a pipeline hold other parameters, and a branch that one process skips
+    leaves no gradient there. A reduction of as many numbers as each has would abort, or take one tensor for another.
+    """
+    listed = [f"{kind} {name}" for name, kind, _ in members]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    header = torch.tensor([len(listed), zlib.crc32(repr(listed).encode())], dtype=torch.float64, device=device)
+    low, high = header.clone(), header.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN, group=over)
+    dist.all_reduce(high, dist.ReduceOp.MAX, group=over)
+    if bool((low == high).all()):
+        return members, []
+    everyone: list[Any] = [None] * dist.get_world_size(over)
+    dist.all_gather_object(everyone, listed, group=over)
+    common = set(everyone[0]).intersection(*everyone[1:])
+    some = set().union(*everyone) - common
+    parted = sorted(one.partition(" ")[2] for one in some if one.startswith("gradient "))
+    missing = [Replica(name=n, what="gradient", spread=math.inf) for n in parted if f"parameter {n}" in common]
+    return [one for one, key in zip(members, listed, strict=True) if key in common], missing
 
 
 def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
