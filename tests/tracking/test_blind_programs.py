@@ -1,0 +1,71 @@
+"""Programs that were written before the monitor saw them: none ends, none is accused, every loss stays bit for bit."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import blind_programs
+import blind_programs_2
+from conserved import Monitor
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+PROGRAMS = blind_programs.PROGRAMS | blind_programs_2.PROGRAMS
+
+ACCUSED = {"tensor hooks that scale gradients of a layer"}
+"""Hooks on parameters that change gradients: a defect that looks like this is worth more than their silence."""
+
+MENDED = {
+    "moco with queue": 10, "teacher that follows in forward": 10, "dino with centering": 10,
+    "pcgrad on shared trunk": 10, "layer outputs penalised by hooks": 8, "matrix factorisation with bpr": 8,
+    "annealed gradient noise": 10, "stateful rnn language model with tied weights": 4,
+    "inverse problem with learned coefficient": 4, "progressive growing with fade in": 20,
+    "folds that reset parameters and optimizer state": 16, "rotation pretext then finetuning with new head": 22,
+    "elastic weight consolidation between tasks": 24,
+}  # fmt: skip
+"""Programs that raised an alarm or were changed when they were first watched, and the steps in which they would."""
+
+
+def cast_to_half() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def trained(name: str, cast: blind_programs.Cast, steps: int, *, watched: bool) -> tuple[list[Tensor], list[str]]:
+    """Run a program; return its losses and, last, its weights, and the alarms of the monitor."""
+    random.seed(0)
+    torch.manual_seed(0)
+    training = PROGRAMS[name](cast)
+    monitor = Monitor(training.model, training.optimizers) if watched else None
+    losses = []
+    for _ in range(steps):
+        losses.append(training.step().clone())
+        if monitor is not None:
+            monitor.step(loss=losses[-1])
+    if monitor is not None:
+        monitor.close()
+    alarms = [] if monitor is None else [str(alarm) for alarm in monitor.alarms]
+    return [*losses, *(p.detach().clone() for p in training.model.parameters())], alarms
+
+
+def check_left_alone(name: str, cast: blind_programs.Cast, steps: int) -> None:
+    plain, _ = trained(name, cast, steps, watched=False)
+    found, alarms = trained(name, cast, steps, watched=True)
+    assert all(map(torch.equal, plain, found))
+    assert alarms == []
+
+
+@pytest.mark.parametrize("cast", [nullcontext, cast_to_half])
+@pytest.mark.parametrize("name", MENDED)
+def test_a_program_that_was_accused_once_is_left_alone(name: str, cast: blind_programs.Cast) -> None:
+    check_left_alone(name, cast, MENDED[name])
+
+
+@pytest.mark.parametrize("name", random.Random(1).sample(sorted(set(PROGRAMS) - ACCUSED - set(MENDED)), 10))
+def test_other_programs_are_left_alone(name: str) -> None:
+    check_left_alone(name, nullcontext, 10)
