@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from conserved import Monitor, check_replicas
 from two_processes import IMPORTED
 
-WORLD, WIDTH, STEPS, KILLED, SECONDS = 2, 12, 6, 3, 60.0
+WORLD, WIDTH, STEPS, KILLED, SECONDS = 2, 12, 6, 3, 240.0
 
 
 def network() -> nn.Sequential:
@@ -93,6 +93,7 @@ def run_unequal(rank: int, name: str, watched: str) -> dict[str, Any]:
     """Compare replicas of processes that hold different tensors: stages of a pipeline, and a branch that one skips."""
     torch.manual_seed(0)
     stage = nn.Sequential(nn.Linear(4, 4), *(nn.Linear(4, 4) for _ in range(rank)))
+    torch.manual_seed(0)
     branches = nn.ModuleDict({"both": nn.Linear(4, 4), "one": nn.Linear(4, 4)})
     sum(branch.weight.sum() for branch in list(branches.values())[: 2 - rank]).backward()
     stages, skipped = check_replicas(stage), check_replicas(branches)
