@@ -331,7 +331,7 @@ def _pipeline(rank: int, world: int, schedule: type, *, micro: int = 4, virtual:
         tokens = make_tokens(config, step=number, batch=2 * micro)
         optimizer.zero_grad()
         losses: list[Tensor] = []
-        given = (tokens[:, :-1],) if rank == 0 else ()
+        given = (tokens[:, :-1].contiguous(),) if rank == 0 else ()
         if rank == world - 1:
             runs.step(*given, target=tokens, losses=losses)
         else:

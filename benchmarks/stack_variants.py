@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -133,6 +134,12 @@ def zero_second_half(model: Any, rank: int) -> None:
 # Options of DistributedDataParallel.
 
 
+def without_annotations(hook: Any) -> Any:
+    """Return a communication hook whose annotations, which are strings here, PyTorch does not look at."""
+    hook.__annotations__.clear()
+    return hook
+
+
 def wrapped(
     rank: int,
     world: int,
@@ -157,7 +164,7 @@ def wrapped(
             work = dist.all_reduce(bucket.buffer(), group=pairs[rank // 2], async_op=True)
             return work.get_future().then(lambda done: done.value()[0] / 2)
 
-        model.register_comm_hook(None, reduce_pairs)
+        model.register_comm_hook(None, without_annotations(reduce_pairs))
     if hook == "one bucket":
 
         def reduce_first(_: Any, bucket: Any) -> Any:
@@ -168,7 +175,7 @@ def wrapped(
                 return future
             return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] / world)
 
-        model.register_comm_hook(None, reduce_first)
+        model.register_comm_hook(None, without_annotations(reduce_first))
     if hook == "twice":
 
         def average_twice(_: Any, bucket: Any) -> Any:
@@ -176,7 +183,7 @@ def wrapped(
             work = dist.all_reduce(bucket.buffer(), async_op=True)
             return work.get_future().then(lambda done: done.value()[0] / divisor)
 
-        model.register_comm_hook(None, average_twice)
+        model.register_comm_hook(None, without_annotations(average_twice))
     return finish(model, rank, change)
 
 
@@ -243,6 +250,8 @@ register("DDP, ZeroRedundancyOptimizer", redundant, {"parameters are not sent": 
 
 def accelerated(rank: int, world: int, micro: int = 1, inner: bool = False) -> Training:
     """Accelerate, as docs/how-to/watch-a-parallel-run.md has it: a step is one micro-batch."""
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ.setdefault("MASTER_PORT", "29500")
     accelerator = import_module("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=micro)
     plain = make_decoder()
     model, optimizer = accelerator.prepare(plain, adamw(plain))
@@ -344,7 +353,7 @@ def flat(
 ) -> Training:
     """FullyShardedDataParallel with its options."""
     mesh = init_device_mesh("cpu", (2, 2)) if world == 4 else None
-    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.bfloat16)
     model = FullyShardedDataParallel(
         make(),
         auto_wrap_policy=None if whole else ModuleWrapPolicy({Block}),
@@ -435,7 +444,7 @@ def sharded(
     return Training(model, optimizer, step, micro)
 
 
-_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.float32)
+_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 register("FSDP2, from the meta device", partial(sharded, meta=True), {})
 register("FSDP2, kept whole after forward", partial(sharded, reshard_after_forward=False), {})
 register("FSDP2, bf16 also in reductions", partial(sharded, mp_policy=_HALF), {})
@@ -501,7 +510,7 @@ def piped(rank: int, world: int, schedule: Any, virtual: int = 2, vee: bool = Fa
         tokens = make_tokens(config, step=number, batch=2 * micro)
         optimizer.zero_grad()
         losses: list[Tensor] = []
-        given = (tokens[:, :-1],) if 0 in numbers else ()
+        given = (tokens[:, :-1].contiguous(),) if 0 in numbers else ()
         if count - 1 in numbers:
             run.step(*given, target=tokens, losses=losses)
         else:
@@ -534,7 +543,7 @@ def piped_replicas(rank: int, world: int, sharded: bool = False, reduces: bool =
         optimizer.zero_grad()
         losses: list[Tensor] = []
         if stage_rank == 0:
-            run.step(tokens[:, :-1])
+            run.step(tokens[:, :-1].contiguous())
         else:
             run.step(target=tokens, losses=losses)
         if reduces and not sharded:

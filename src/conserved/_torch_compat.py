@@ -45,6 +45,7 @@ __all__ = [
     "foreach_norm",
     "foreach_sqrt",
     "forward_hooks_of",
+    "has_step_hooks",
     "in_backward",
     "in_function_transform",
     "is_compiled",
@@ -170,6 +171,11 @@ def adjusted_muon_rate(rate: float, rule: str | None, shape: torch.Size) -> floa
     from torch.optim import _muon
 
     return _muon._adjust_lr(rate, rule, shape)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether hooks can be put on the steps of an optimizer, which its base class makes possible."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 FSDP1_CHILD = "_fsdp_wrapped_module"

@@ -303,6 +303,16 @@ def precision_of(
     return (stored, "stored") if seen is None else (seen, "bits")
 
 
+def _reductions() -> float:
+    """Return how many roundings a sum over all processes adds to a gradient in half precision.
+
+    The sum of k of n gradients is k/n of the whole and is rounded once: Σ (k/n)² ≈ n/3, and one more for the division.
+    """
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    processes = torch.distributed.get_world_size() if several else 1
+    return processes / 3 + 1 if processes > 1 else 0.0
+
+
 def _limits(
     backward: BackwardPass,
     used: torch.dtype,
@@ -321,7 +331,7 @@ def _limits(
 
     def limits(kind: torch.dtype) -> NDArray[np.float64]:
         # Each pass that is added to a half-precision gradient rounds it once more.
-        more = math.sqrt(accumulated) if kind in HALF else 1.0
+        more = math.sqrt(accumulated + _reductions()) if kind in HALF else 1.0
         return more * limit(coarsest(least, kind), plan.entries)
 
     pairs = [*zip(backward.types.points, backward.types.gradients, strict=True)]

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import has_step_hooks
 from conserved.errors import ConservedError
 from conserved.laws import Dropped, LawSet
 from conserved.layout import named_parameters_of
@@ -109,7 +110,9 @@ def optimizers_of(given: Any) -> list[Optimizer]:
     if hasattr(given, "optimizer") and not isinstance(given, list | tuple):
         return optimizers_of(given.optimizer)
     if isinstance(given, Optimizer):
-        return [given]
+        inner = getattr(given, "optim", None)
+        # A wrapper that is no optimizer of its own has no hooks, as PostLocalSGDOptimizer of PyTorch.
+        return optimizers_of(inner) if isinstance(inner, Optimizer) and not has_step_hooks(given) else [given]
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"Expected a torch.optim.Optimizer or several, got {type(given).__name__}.")
     by_id = {id(optimizer): optimizer for part in given for optimizer in optimizers_of(part)}

@@ -33,7 +33,7 @@ _ROUNDING = TOLERANCE[torch.bfloat16]
 _BUFFER = 1 << 16
 """Entries of a buffer up to which it is compared."""
 
-_PATIENCE = 4
+_PATIENCE = 3
 """Steps in which no gradient need agree before a loop is said to have forgotten to reduce: local SGD averages weights
 after some steps instead. A loop with a longer period is accused once."""
 
@@ -185,7 +185,7 @@ class EqualReplicas(StepIdentity):
             time.sleep(0.02)
             self._compare(step)
         if not self._reported:
-            for finding in self._forgotten(patience=0):
+            for finding in self._forgotten(step, patience=0):
                 step.report(finding)
 
     def restart(self) -> None:
@@ -258,7 +258,7 @@ class EqualReplicas(StepIdentity):
         elif alone and may_average and (wrapped or rank not in self._agreed):
             self._different.setdefault(rank, finding)
             self._alone[rank] = self._alone.get(rank, 0) + 1
-            yield from self._forgotten(_PATIENCE, hooked=wrapped)
+            yield from self._forgotten(step, _PATIENCE, hooked=wrapped)
         elif wrapped or rank in self._agreed:
             yield finding
         elif gradients and not self._noted_apart:
@@ -420,7 +420,7 @@ class EqualReplicas(StepIdentity):
         if late:
             yield self._finding("averaged", sorted(late), rank, number, own)
 
-    def _forgotten(self, patience: int, *, hooked: bool = False) -> Iterator[StepFinding]:
+    def _forgotten(self, step: TrainingStep, patience: int, *, hooked: bool = False) -> Iterator[StepFinding]:
         """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
 
         Parts of a model that are split by hand differ in some tensors and agree in others from the first step on, and
@@ -429,6 +429,9 @@ class EqualReplicas(StepIdentity):
         """
         assert self._exchange is not None
         everybody = len(self._different) == self._exchange.compared and not self._agreed
+        if step.averages:
+            # Weights are pulled together without ever being equal, as by elastic averaging and gossip.
+            return
         steps = [self._alone[rank] for rank in self._different]
         if steps and (max(steps) if hooked else everybody * min(steps)) > patience:
             yield self._different[min(self._different)]

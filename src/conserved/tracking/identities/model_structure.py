@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from conserved._torch_compat import BatchNormBase, DropoutBase, InstanceNormBase
 from conserved.inference.live import ModelParts, parameters_of, parts_of
+from conserved.layout import has_flat_shards
 
 
 class ModelStructure:
@@ -43,6 +44,9 @@ class ModelStructure:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter once, by its first name."""
+        if has_flat_shards(self._model):
+            # What FSDP1 leaves on the modules is what optimizers step.
+            return dict(self._model.named_parameters())
         return dict(parameters_of(self.parts))
 
     @cached_property

@@ -397,6 +397,7 @@ class OutsideWrites(StepIdentity):
         if slow:
             step.slowed, self._unseen, self._constrained = sample.number, True, True
             self._remark(step, "moved towards slow weights")
+        step.averages |= step.alone and 2 * len(free) > sum(trained)
         held, self._held = self._held, None
         if held is not None and step.restarted == (held.step or 0) + 1:
             # Weights drawn anew, with a new state of the optimizer.

@@ -71,6 +71,8 @@ class TrainingStep:
     """Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written."""
     alone: bool = False
     """Whether no gradient of this process agrees with that of another one, as in loops that average weights instead."""
+    averages: bool = False
+    """Whether the loop wrote to most weights by itself while that was so, as it does where it averages them."""
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
