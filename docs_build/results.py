@@ -378,21 +378,46 @@ def parallel_stacks() -> str:
     """Parallel runs with a default monitor: right ones, and the same with a defect."""
     record = stored("stack_variants")
     runs = record["configurations"]
-    right, wrong = [], []
+    right, wrong, failed = [], [], []
     for name, row in runs.items():
         if row["hangs"] or row["errors"]:
-            verdict = "did not end" if row["hangs"] else row["errors"][0].partition("(")[0]
-        else:
-            verdict = ", ".join(dict.fromkeys(row["verdicts"])) or "not audited"
+            failed.append(name)
+            continue
+        verdict = ", ".join(dict.fromkeys(row["verdicts"])) or "not audited"
         first = min(row["alarms"], key=lambda alarm: alarm["step"], default=None)
         if name.startswith("defect: "):
-            seen = (first["step"], first["tensor"] or first["law"], first["rank"]) if first else ("not seen", "", "")
+            seen = (
+                (first["step"], first["tensor"] or first["law"], "all" if first["rank"] is None else first["rank"])
+                if first
+                else ("not seen", "", "")
+            )
             wrong.append((name.removeprefix("defect: "), *seen))
         else:
             coverage = f"{row['coverage']:.0%}" if row.get("coverage") is not None else ""
             right.append((name, row["processes"], row.get("tested", 0), coverage, verdict, len(row["alarms"])))
     heads = ("right run", "processes", "identities", "parameters", "audits", "alarms")
-    return f"{table(heads, right)}\n\n{table(('defect', 'step', 'tensor or law', 'rank'), wrong)}\n\n{made_on(record)}"
+    defects = table(("defect", "step", "tensor", "rank"), wrong)
+    rest = f"Did not run: {'; '.join(failed)}."
+    return f"{table(heads, right)}\n\n{defects}\n\n{rest}\n\n{made_on(record)}"
+
+
+def parallel_scale() -> str:
+    """Laws and audits of a decoder of the sizes of Llama 3.1 405B on 1,024 processes, by simulation."""
+    record = stored("stack_scale")
+    rows = [
+        (
+            row["layers"],
+            size(row["parameters"]),
+            row["laws"],
+            f"{row['reading_seconds']:.0f} s",
+            f"{row['peak_resident_bytes'] / 1e9:.1f} GB",
+            f"{row['bytes_sent'] / 1e6:.0f} MB",
+            row["messages"],
+        )
+        for row in record["rows"]
+    ]
+    heads = ("layers", "parameters", "laws", "reading", "memory", "sent in an audit by a process", "messages")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
 def coverage_table() -> str:
