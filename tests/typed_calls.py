@@ -117,6 +117,8 @@ class _Calls:
     """Of a function: whether its next call is to be checked, and in how many more tests one will be."""
 
     __slots__ = ("checking", "due", "function", "left", "written")
+    __module__ = "conserved.tests"
+    # What is counted here is none of a program's state, as little as what the library keeps itself.
 
     def __init__(self, function: FunctionType | None = None) -> None:
         self.due, self.left = True, TESTS

@@ -105,8 +105,8 @@ class _Marking(TorchDispatchMode):
 
 
 def _home(value: Tensor) -> int:
-    """Return which storage a tensor lies in."""
-    return storage_key(value)
+    """Return which storage a tensor lies in; sparse tensors have none, and are refused by the trace."""
+    return storage_key(value) if value.layout == torch.strided else -id(value)
 
 
 def _real(value: Any) -> bool:

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from conserved._torch_compat import parameters_of, tree_map
 from conserved.errors import InvalidInputError
-from conserved.inference.program_state import DrawnNumbers, plain_numbers, random_states
-from conserved.laws.shared_memory import memory_of, overlapping, tensors_of
+from conserved.inference.hidden_inputs import HiddenInputs, tensors_held
+from conserved.laws.shared_memory import memory_of, overlapping
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 """Where output gradients live: "any" (or "regression"), "cross_entropy" (sum zero), or those of a loss(z, y)."""
@@ -199,7 +199,12 @@ def _module(
     _refuse_complex({name: p for name, p in module.named_parameters() if p.requires_grad})
     _refuse_partly_shared(module)
     memory = {name: memory_of(parameter) for name, parameter in module.named_parameters(remove_duplicate=False)}
-    model = copy.deepcopy(module).to(device=device)._apply(in_double)
+    try:
+        model = copy.deepcopy(module).to(device=device)._apply(in_double)
+    except (TypeError, NotImplementedError) as problem:
+        raise UnsuitableError(
+            f"The module cannot be copied ({problem}): it holds a generator, a lock or the like. Take that out of it."
+        ) from problem
     canonical: dict[Hashable, str] = {}
     places: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
@@ -233,8 +238,8 @@ def in_double(tensor: Tensor) -> Tensor:
 
 
 def _refuse_partly_shared(module: nn.Module) -> None:
-    """Refuse parameters that overlap others or are read as buffers too: not only their gradient moves them."""
-    tensors = tensors_of(module)
+    """Refuse parameters that overlap others or are read in other ways too: not only their gradient moves them."""
+    tensors = tensors_held(module)
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, other in overlapping(tensors).items():
         both_trained = {name, other} <= trained and memory_of(tensors[name]) == memory_of(tensors[other])
@@ -403,7 +408,6 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
             "Every input drawn is the same, so laws of that one input would be counted. Draw different ones from the "
             "generator, or pass an example to be imitated; one with token ids must show their range."
         )
-    before = random_states(), plain_numbers(studied)
     with without_fused_kernels():
         try:
             with torch.no_grad():
@@ -423,10 +427,12 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
                 "The function is random, or changes when it is called: two calls on one input differ. "
                 "Switch off dropout and batch statistics with model.eval()."
             )
-        if _has_hidden_state(partial(function, theta, x), before, studied):
+        with torch.no_grad(), HiddenInputs(partial(function, theta, x), studied) as hidden:
+            function(theta, x)
+        if hidden.names:
             raise UnsuitableError(
-                "The function draws random numbers of Python or NumPy, or changes a number that the module keeps: "
-                "another call may compute something else. Take that out of the function."
+                f"The function reads or changes something beside its tensors ({'; '.join(hidden.names[:3])}): another "
+                "call may compute something else. Take that out of the function."
             )
         _refuse_batch_statistics(f)
         try:
@@ -442,17 +448,6 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
     if not bool(gradient.any()):
         raise UnsuitableError("The output does not depend on the parameters: its gradient is zero.")
     return first.numel()
-
-
-def _has_hidden_state(call: Callable[[], Tensor], before: tuple[Any, Any], studied: nn.Module | None) -> bool:
-    """Return whether a call draws numbers of Python's, or changes numbers that a module keeps."""
-    if before[1] != plain_numbers(studied):
-        return True
-    if before[0] == random_states():
-        return False
-    with torch.no_grad(), DrawnNumbers() as drawn:
-        call()
-    return drawn.by_program
 
 
 def _refuse_batch_statistics(f: Any) -> None:

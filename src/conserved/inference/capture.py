@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,11 +36,13 @@ from conserved._torch_compat import (
     tree_map_only,
     without_mkldnn,
 )
+from conserved.inference.caught_errors import RAISES_BY_VALUES, is_error_caught
 from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
+from conserved.inference.hidden_inputs import HiddenInputs
 from conserved.inference.objective import loss_outputs
-from conserved.inference.program_state import REWRITTEN, DrawnNumbers, plain_numbers, random_states
+from conserved.inference.program_state import REWRITTEN
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
@@ -114,6 +117,8 @@ class CapturedProgram:
     """Values that Python read a number from."""
     branches: list[str] = field(default_factory=list)
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
+    hidden: list[str] = field(default_factory=list)
+    """What it reads or changes beside its tensors: another call may compute something else."""
     sized_by_data: bool = False
     """Whether shapes depend on values: other inputs may read other parts of a parameter."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -132,6 +137,13 @@ class CapturedProgram:
         """Name the operations that the outputs depend on; `is_read` looks at these only."""
         self._read_values = {number for index in live for number in self.operations[index].inputs()}
         self._read_values.update(self.outputs)
+
+    @property
+    def decisions(self) -> str:
+        """What may make another call go another way, in words; empty if nothing was seen that does."""
+        lines = list(dict.fromkeys(self.branches))
+        numbers = [f"numbers it reads, in {', '.join(lines[:2])}"] if lines else []
+        return "; ".join([*self.hidden[:2], *numbers])
 
     def is_read(self, value: int) -> bool:
         """Return whether an operation that the outputs depend on reads a value, or it is an output."""
@@ -176,9 +188,21 @@ def has_hooks(parameter: Tensor) -> bool:
 
 _SIZED_BY_DATA = tuple(
     f"aten::{name}"
-    for name in ("nonzero", "masked_select", "unique", "_unique", "repeat_interleave.Tensor", "bincount")
+    for name in (
+        *("nonzero", "masked_select", "unique", "_unique", "repeat_interleave.Tensor", "bincount"),
+        *("to_sparse", "_to_sparse"),
+    )
 )
 """Operations whose results have as many entries as the values they are given say."""
+
+_KEEPS_SIZE = tuple(
+    f"aten::{name}"
+    for name in ("index_add", "index_put", "_index_put", "index_copy", "index_reduce", "scatter", "masked_scatter")
+)
+"""Operations whose result has the size of their first argument, whatever sizes the others have."""
+
+_COUNTED_RESULTS = ("aten::unbind", "aten::split", "aten::chunk", "aten::tensor_split")
+"""Operations with as many results as an axis of their argument is long."""
 
 
 class Recorder(TorchDispatchMode):
@@ -202,6 +226,8 @@ class Recorder(TorchDispatchMode):
         self._taken: dict[int, Tensor] = {}
         """Buffers that were read, by the number of the value."""
         self._written_storages: set[int] = set()
+        self._sized: set[int] = set()
+        """Values whose shapes depend on values of others."""
         self.modules: list[str] = []
         self.custom: list[str] = []
         self.busy = False
@@ -288,11 +314,11 @@ class Recorder(TorchDispatchMode):
             if self.program.values[operation.inputs()[0]].constant is None and not self.validating:
                 # Also a whole number: it may be a row of a table, a length of a slice, or a factor.
                 self.program.branches.append(operation.line)
-        if not self.program.sized_by_data:
-            self.program.sized_by_data = self._is_sized_by_data(operation)
+        self._follow_sizes(operation, in_place=bool(written))
         for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
             self._write(target, value, operation)
-        self._evaluate(operation, results)
+        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self._evaluate(operation, results, drawn=drawn)
         return out
 
     _record_uncompiled = disable_dynamo(_record)
@@ -366,6 +392,31 @@ class Recorder(TorchDispatchMode):
             return False
         return any(values[number].constant is None for number in operation.inputs())
 
+    def _follow_sizes(self, operation: Operation, *, in_place: bool) -> None:
+        """Note which results have shapes that depend on data, and where the program's way may depend on these."""
+        sized = not self._sized.isdisjoint(operation.inputs())
+        if self._is_sized_by_data(operation):
+            self.program.sized_by_data = sized = True
+        elif sized and (in_place or operation.name.startswith(_KEEPS_SIZE)):
+            first = operation.args[0] if operation.args else None
+            sized = isinstance(first, ValueRef) and first.value in self._sized
+        if sized:
+            fixed = {value for value in operation.results if not self.program.values[value].shape}
+            self._sized.update(set(operation.results) - fixed)
+            axis = operation.args[-1] if len(operation.args) > 1 else 0
+            if operation.name.startswith(_COUNTED_RESULTS) and axis == 0:
+                self.program.branches.append(operation.line)
+        raises = sized or operation.name.startswith(RAISES_BY_VALUES)
+        if raises and is_error_caught(sys._getframe(3), capture.__name__, _NOT_THE_USERS):
+            self.program.branches.append(operation.line)
+
+    def looks_at_size(self, tensor: Tensor) -> None:
+        """Note that the program looks at a size, which may depend on data."""
+        self.busy = True
+        if self._sized and self.value_of(tensor) in self._sized:
+            self.program.branches.append(_line())
+        self.busy = False
+
     def reads(self, tensors: Sequence[Tensor]) -> None:
         """Note that Python looked at values without an operation."""
         self.busy = True
@@ -389,11 +440,11 @@ class Recorder(TorchDispatchMode):
         """Return the number of a tensor's present value."""
         return self._read(tensor).value
 
-    def _evaluate(self, operation: Operation, results: Sequence[Tensor]) -> None:
+    def _evaluate(self, operation: Operation, results: Sequence[Tensor], *, drawn: bool) -> None:
         """Keep small constants that nothing trained or given went into."""
         values = self.program.values
         inputs = operation.inputs()
-        if any(values[number].constant is None for number in inputs) or "rand" in operation.name:
+        if drawn or any(values[number].constant is None for number in inputs):
             return
         if inputs or operation.name.startswith(_CREATES):
             for number, tensor in zip(operation.results, results, strict=False):
@@ -442,7 +493,8 @@ class Recorder(TorchDispatchMode):
         store = self._storages.get(key) if key is not None else None
         if result is None:
             if store is not None:
-                return ValueRef(self._again(tensor, store))
+                # Another tensor in the same memory, made before the program ran: no gradient passes through it.
+                return ValueRef(self._again(tensor, store, stopped=not tensor.requires_grad))
             number = self._new(tensor)
             if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
                 self.program.values[number].constant = tensor.detach().cpu()
@@ -453,7 +505,7 @@ class Recorder(TorchDispatchMode):
             return ValueRef(self._again(tensor, store))
         return ValueRef(number)
 
-    def _again(self, tensor: Tensor, store: _Storage) -> int:
+    def _again(self, tensor: Tensor, store: _Storage, *, stopped: bool = False) -> int:
         """Return a view that is read after its storage was written: what the base holds now."""
         number = len(self.program.values)
         self.program.values.append(Value(tuple(tensor.shape), tensor.dtype))
@@ -465,6 +517,7 @@ class Recorder(TorchDispatchMode):
                 results=[number],
                 module=self.modules[-1] if self.modules else "",
                 line=_line(),
+                stopped=stopped,
             )
         )
         self._numbers[tensor] = (number, store.writes)
@@ -699,6 +752,17 @@ _READS = {
 """Functions that hand values to Python without an operation that could be recorded."""
 
 
+_SIZES = {
+    inspect.getattr_static(Tensor, "shape").__get__,
+    Tensor.size,
+    Tensor.__len__,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor._nnz,
+}
+"""Functions that tell the size of a tensor."""
+
+
 _OWN_FILES = frozenset({__file__, _torch_compat.__file__})
 """Files whose own reads of tensors, as of a storage, are not reads of the program."""
 
@@ -715,28 +779,34 @@ class _ReadsAndHooks(TorchFunctionMode):
             self.recorder.program.hooked_values.add(self.recorder.value_of(args[0]))
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
-        former, self.recorder.validating = self.recorder.validating, self.recorder.validating or func is F.one_hot
+        if func in _SIZES and not self.recorder.busy and _asked_by_program(sys._getframe(1)):
+            self.recorder.looks_at_size(args[0])
+        validates = func is F.one_hot and (*args[1:], (kwargs or {}).get("num_classes", -1))[0] != -1
+        former, self.recorder.validating = self.recorder.validating, self.recorder.validating or validates
         try:
             return func(*args, **(kwargs or {}))
         finally:
             self.recorder.validating = former
 
 
-def _draws_numbers(run: Callable[[], Any], model: nn.Module | None) -> bool:
-    """Return whether a call draws random numbers of Python or NumPy; type checkers that draw their own do not count."""
-    with _undisturbed(model), torch.enable_grad(), DrawnNumbers() as drawn:
+def _asked_by_program(frame: FrameType | None) -> bool:
+    """Return whether code of the program called a method of a tensor, and not a function of torch."""
+    while frame is not None and frame.f_code.co_filename.endswith(("/torch/overrides.py", "/torch/_tensor.py")):
+        frame = frame.f_back
+    return frame is not None and not any(part in frame.f_code.co_filename for part in _NOT_THE_USERS)
+
+
+def _hidden_inputs(run: Callable[[], Any], model: nn.Module | None) -> list[str]:
+    """Return what a further call of a program reads or changes beside its tensors; caches are filled by then."""
+    with (
+        _undisturbed(model),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        without_mkldnn(),
+        HiddenInputs(run, model) as hidden,
+    ):
         run()
-    return drawn.by_program
-
-
-def _changes_with_calls(run: Callable[[], Any], model: nn.Module | None, outputs: Sequence[Tensor]) -> bool:
-    """Return whether a second call with the same random numbers and buffers has other outputs than the first."""
-    with _undisturbed(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), without_mkldnn():
-        again = loss_outputs(run())
-    if [output.shape for output in again] != [output.shape for output in outputs]:
-        return True
-    pairs = zip(again, outputs, strict=True)
-    return not all(torch.allclose(second, first, rtol=1e-5, equal_nan=True) for second, first in pairs)
+    return hidden.names
 
 
 def capture(
@@ -750,7 +820,7 @@ def capture(
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
     """
     recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
-    numbers, drawn = plain_numbers(model), random_states()
+    hidden = HiddenInputs(run, model)
     with (
         _undisturbed(model) as changed,
         torch.enable_grad(),
@@ -760,14 +830,14 @@ def capture(
         _restored(recorder),
         recorder,
         _ReadsAndHooks(recorder),
+        hidden,
     ):
         result = run()
     recorder.forget_state(changed)
     outputs = loss_outputs(result)
-    if drawn != random_states() and _draws_numbers(run, model):
-        recorder.program.branches.append("random numbers of Python or NumPy")
-    if numbers != plain_numbers(model) and _changes_with_calls(run, model, outputs):
-        recorder.program.branches.append("a number that the module keeps and changes with every call")
+    if hidden.names and not recorder.program.communicates:
+        # A first call imports modules and fills caches; in another process' company none may be made for that.
+        recorder.program.hidden = _hidden_inputs(run, model)
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in outputs]
     recorder.program.hooked_nodes = has_node_hooks(outputs)
     return recorder.program

@@ -221,9 +221,11 @@ class Derivation:
         Typing rules are not a proof: nothing checks them but tests of the operators. PROVED is what certificates say.
         """
         if symmetry.source == "assumed":
+            if decisions := self.typing.program.decisions:
+                return _open(f"It is assumed: it holds on the way the program took, which may depend on {decisions}.")
             return _open(
-                "It is assumed: it passes through an autograd function whose backward is its author's own, or the "
-                "program decided by numbers it read out of its inputs."
+                "It is assumed: it passes through an autograd function or a hook whose backward is its author's own, "
+                "or a size that it depends on is decided by values."
             )
         check = self.program_check
         residual = None if check is None else check.residuals.get(symmetry.name)

@@ -262,7 +262,8 @@ class Engine:
         gone = set(dims)
         touching = [field for field in fields if field.touches(gone) or any(has_axis(field, axis) for axis in virtual)]
         result = [field for field in fields if not any(field is other for other in touching)]
-        for group in components(cancel(touching)):
+        # What is summed over nothing is zero, and moves with nothing.
+        for group in components(cancel([field for field in touching if field.atoms.size])):
             result += self._level(group, gone, virtual)
         return result
 

@@ -184,9 +184,9 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
 def derivation_source(typing: Typing, symmetry: Symmetry, assumed: np.ndarray) -> str:
     """Return where a symmetry comes from: "typed", or "assumed".
 
-    Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
-    may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs: they hold on
-    the path that was taken.
+        Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
+        may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs, or by what no
+    tensor shows: they hold on the path that was taken.
 
     Args:
         typing: the types of the program.
@@ -194,7 +194,7 @@ def derivation_source(typing: Typing, symmetry: Symmetry, assumed: np.ndarray) -
         assumed: the result of `assumed_atoms`, which is the same for all symmetries.
     """
     hooked = typing.assumed_parameters.union(typing.program.hooked)
-    if typing.program.branches or typing.program.hooked_nodes or not hooked.isdisjoint(symmetry.parameters):
+    if typing.program.decisions or typing.program.hooked_nodes or not hooked.isdisjoint(symmetry.parameters):
         return "assumed"
     if typing.program.sized_by_data and _is_partial(symmetry, typing.program):
         # Other inputs may read more or fewer rows.

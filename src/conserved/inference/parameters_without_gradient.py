@@ -60,7 +60,7 @@ _SHAPED_BY_VALUES = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "
 
 def _reads_vary(program: CapturedProgram) -> bool:
     """Return whether numbers decide what a program reads: experts that no token chose may be chosen by the next."""
-    if program.branches or any(program.values[value].constant is None for value in program.read):
+    if program.decisions or any(program.values[value].constant is None for value in program.read):
         return True
     return any(
         base_name(operation.name) in _SHAPED_BY_VALUES

@@ -125,6 +125,7 @@ def check_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, *,
         refuted=refuted,
         one_size=_Test(program, run, classes).failures_at_other_sizes(standing),
         residuals=residuals,
+        decisions=program.decisions,
     )
     return laws.with_check(check)
 

@@ -19,6 +19,8 @@ class ProgramCheck:
     """Laws that were inferred and failed, with their largest residual. Each is a defect of the inference."""
     one_size: Mapping[str, str] = field(default_factory=dict)
     """Laws that hold at the given sizes of the inputs only, with a size at which they fail. They are not listed."""
+    decisions: str = ""
+    """What may make another call of the program go another way, in words."""
     residuals: Mapping[str, float] = field(default_factory=dict)
     """The largest relative residual of every law that was tested; of laws up to ε, with ε at zero."""
 
@@ -45,6 +47,11 @@ class ProgramCheck:
         """Return why a law was left out."""
         if name in self.one_size:
             return f"it holds at the given sizes of the inputs only, and fails with {self.one_size[name]}"
+        if self.decisions:
+            return (
+                f"it holds on one way of the program, and is off by {self.refuted[name]:.1e} on another; the way may "
+                f"depend on {self.decisions}"
+            )
         return (
             f"inferred, and left out: on the program in float64 its identity is off by {self.refuted[name]:.1e}. "
             "This is a defect of conserved's inference; please report it"
