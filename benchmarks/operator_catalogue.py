@@ -115,7 +115,7 @@ SPLIT = 24
 
 
 def tasks(options: argparse.Namespace, end: float) -> list[Task]:
-    """Every operator in parts, those with the most samples first, without what earlier files hold."""
+    """Every operator in parts, without what earlier files hold; those with the most samples begin, unless told so."""
     done = {(name, part) for file in options.done for name, part, _ in _lines(file)}
     result = []
     for operator in operators(options.match)[: options.operators]:
@@ -125,7 +125,7 @@ def tasks(options: argparse.Namespace, end: float) -> list[Task]:
             for part in range(parts)
             if (operator.full_name, f"{part}/{parts}") not in done
         ]
-    return sorted(result, key=lambda task: -task[1][1])
+    return sorted(result, key=lambda task: task[1][1], reverse=not options.smallest_first)
 
 
 def _lines(file: Path) -> list[tuple[str, str, dict[str, Any]]]:
@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--lines", type=Path, help="file of one part of an operator a line, added to as parts end")
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="such files: what they hold is not run")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further program after that")
+    parser.add_argument("--smallest-first", action="store_true", help="begin with operators of few samples")
     parser.add_argument("--merge", type=Path, nargs="+", help="such files to make a table of; nothing is run")
     parser.add_argument("--commit", default="", help="with --merge: the commit at which the parts were measured")
     parser.add_argument("--torch", default="", help="with --merge: the version of torch that ran them")
