@@ -136,6 +136,10 @@ def _after(model: Any, calls: int = 12) -> Iterator[None]:
     yield
 
 
+def _calls(number: int) -> World:
+    return lambda model: _after(model, number)
+
+
 def _later(name: str, value: Any) -> World:
     return lambda _: mock.patch(name, value)
 
@@ -163,7 +167,7 @@ def _chance(name: str) -> list[World]:
 def outside() -> Iterator[tuple[str, Concealed]]:
     """Reads of the clock, of the environment, of files, and of the process."""
     far = 4e9
-    readers: dict[str, tuple[Callable[[Any, Tensor], Any], list[World]]] = {
+    readers: dict[str, tuple[Callable[[Any, Any], Any], list[World]]] = {
         "time": (lambda m, x: time.time() > 3e9, [_later("time.time", lambda: far)]),
         "time in nanoseconds": (lambda m, x: time.time_ns() > 3e18, [_later("time.time_ns", lambda: int(far * 1e9))]),
         "monotonic": (lambda m, x: time.monotonic() > 1e9, [_later("time.monotonic", lambda: far)]),
@@ -208,7 +212,7 @@ def outside() -> Iterator[tuple[str, Concealed]]:
         "working folder": (lambda m, x: os.getcwd() == "/other", [_later("os.getcwd", lambda: "/other")]),
         "state of torch's random numbers": (
             lambda m, x: int(torch.get_rng_state()[16]) % 2 == 0,
-            [lambda _, s=s: _seeded(s) for s in range(8)],
+            [_seed(s) for s in range(8)],
         ),
         "seed of torch": (
             lambda m, x: torch.initial_seed() == 1234,
@@ -245,6 +249,10 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def _seed(seed: int) -> World:
+    return lambda _: _seeded(seed)
+
+
 def _global_counter(m: Any, x: Tensor) -> bool:
     global STEP
     STEP += 1
@@ -279,7 +287,7 @@ def _closure_list() -> Callable[[Any, Tensor], bool]:
 
 def _function_attribute(m: Any, x: Tensor) -> bool:
     _function_attribute.calls = getattr(_function_attribute, "calls", 0) + 1  # type: ignore[attr-defined]
-    return _function_attribute.calls > 40  # type: ignore[attr-defined, no-any-return]
+    return _function_attribute.calls > 40  # type: ignore[attr-defined]
 
 
 def _generator() -> Iterator[bool]:
@@ -317,6 +325,7 @@ def _thread(m: Any, x: Tensor) -> bool:
     return bool(LOCAL.calls > 40)
 
 
+_SEEN: list[int] = []
 COUNTED: contextvars.ContextVar[int] = contextvars.ContextVar("counted", default=0)
 
 
@@ -344,7 +353,7 @@ def counted() -> Iterator[tuple[str, Concealed]]:
     def hooked(module: nn.Module, args: Any) -> None:
         pre.append(1)
 
-    kinds: dict[str, tuple[Callable[[Any, Tensor], Any], dict[str, Any]]] = {
+    kinds: dict[str, tuple[Callable[[Any, Any], Any], dict[str, Any]]] = {
         "global": (_global_counter, {}),
         "default argument": (_default_list, {}),
         "closure": (_closure_counter(), {}),
@@ -397,7 +406,7 @@ def counted() -> Iterator[tuple[str, Concealed]]:
         "references": (_weak, {"references": []}),
         "bound method": (
             lambda m, x: m.n.append(1) or m.count() > 40,
-            {"n": (kept := []), "count": kept.__len__},
+            {"n": _SEEN, "count": _SEEN.__len__},
         ),
         "partial": (functools.partial(lambda n, m, x: n.append(1) or len(n) > 40, []), {}),
         "tensor": (lambda m, x: bool(m.n.add_(1) > 40), {"n": torch.zeros(())}),
@@ -482,7 +491,7 @@ def counted() -> Iterator[tuple[str, Concealed]]:
             h = x @ self.a
             return (h.relu() if self.turn[0] else h.tanh()) @ self.b
 
-    yield "counted: rotated", Concealed(Alternating(), (_x(),), [lambda m, k=k: _after(m, k) for k in (1, 2, 3)])
+    yield "counted: rotated", Concealed(Alternating(), (_x(),), [_calls(k) for k in (1, 2, 3)])
 
 
 def _counted_file() -> int:
@@ -530,7 +539,7 @@ def chances() -> Iterator[tuple[str, Concealed]]:
         "dirichlet": lambda: torch._sample_dirichlet(torch.ones(2))[0] > 0.5,
         "gamma": lambda: torch._standard_gamma(torch.ones(())) > 0.7,
     }
-    seeds: list[World] = [lambda _, s=s: _seeded(s) for s in range(12)]
+    seeds: list[World] = [_seed(s) for s in range(12)]
     for name, draw in half.items():
         model = Branching(lambda m, x, draw=draw: bool(draw()))
         yield f"chance: {name} decides", Concealed(model, (_x(),), seeds)
@@ -608,7 +617,7 @@ def _matched(value: Any) -> bool:
 
 def data() -> Iterator[tuple[str, Concealed]]:
     """Values of inputs that decide in ways of their own: which operations run, on which entries, how often."""
-    readers: dict[str, Callable[[Any, Tensor], Any]] = {
+    readers: dict[str, Callable[[Any, Any], Any]] = {
         "comparison": lambda m, x: x.max() > 5,
         "negated": lambda m, x: not (x.max() <= 5),
         "and": lambda m, x: x.max() > 5 and x.min() > 0,
@@ -627,7 +636,7 @@ def data() -> Iterator[tuple[str, Concealed]]:
         "asarray": lambda m, x: np.asarray(x.detach()).max() > 5,
         "array": lambda m, x: np.array(x.detach()).max() > 5,
         "dlpack": lambda m, x: np.from_dlpack(x.detach()).max() > 5,
-        "to_dlpack": lambda m, x: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x.detach())).max() > 5,
+        "to_dlpack": lambda m, x: torch.utils.dlpack.from_dlpack(x.detach().__dlpack__()).max() > 5,
         "list": lambda m, x: max(x.flatten().tolist()) > 5,
         "storage": lambda m, x: max(x.untyped_storage()) > 254 and x.storage()[0] > 5,
         "storage as a list": lambda m, x: max(x.storage().tolist()) > 5,
@@ -850,8 +859,9 @@ def weights() -> Iterator[tuple[str, Concealed]]:
         return torch.func.jvp(lambda w: (x @ w).relu() @ m.b, (m.a,), (m.a.detach(),))[1]
 
     def vjp_own(m: Any, x: Tensor) -> Tensor:
-        out, pull = torch.func.vjp(lambda w: (x @ w).relu() @ m.b, m.a)
-        return pull(torch.ones_like(out))[0]
+        pulled: Any = torch.func.vjp(lambda w: (x @ w).relu() @ m.b, m.a)
+        result: Tensor = pulled[1](torch.ones_like(pulled[0]))[0]
+        return result
 
     for name, formula in {
         "copied without gradients": no_grad_copy,

@@ -78,8 +78,8 @@ def largest_rate(given: Concealed) -> float:
                 # An alias of a parameter stays behind in single precision.
                 continue
         theta = {name: parameter.detach() for name, parameter in given.model.named_parameters()}
-        for law in laws if gradients is not None else ():
-            worst = max(worst, _rate(law, theta, gradients))
+        if gradients is not None:
+            worst = max(worst, *(_rate(law, theta, gradients) for law in laws), 0.0)
     return worst
 
 
@@ -203,7 +203,7 @@ def test_whether_an_error_is_caught(call: Callable[[Any], bool], *, caught: bool
 
 
 def test_tensors_in_lists_and_arrays_are_held() -> None:
-    model = Branching(None)
+    model: Any = Branching(None)
     model.kept = [model.a.detach(), {"array": model.b.detach().numpy()}]
     held = tensors_held(model)
     assert {"kept[0]", "kept[1]"} <= held.keys()
@@ -212,9 +212,10 @@ def test_tensors_in_lists_and_arrays_are_held() -> None:
 
 
 def _aliased() -> nn.Module:
-    model = Computing(lambda m, x: m.usual(x) * m.kept[0].norm())
+    model: Any = Computing(lambda m, x: m.usual(x) * m.kept[0].norm())
     model.kept = [model.a.detach()]
-    return model
+    result: nn.Module = model
+    return result
 
 
 def test_no_gradient_passes_through_an_alias() -> None:

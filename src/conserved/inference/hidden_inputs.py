@@ -272,7 +272,7 @@ def _asks(called: Any) -> str | None:
         return None
     owner = getattr(called, "__self__", None)
     if owner is None or isinstance(owner, types.ModuleType):
-        return _ASKS.get(getattr(called, "__module__", None) or getattr(owner, "__name__", ""))
+        return _ASKS.get(str(getattr(called, "__module__", None) or getattr(owner, "__name__", "")))
     class_ = owner if isinstance(owner, type) else type(owner)
     for base in class_.__mro__:
         if base.__module__ in ("datetime", "random", "sqlite3", "_random") and base.__name__ in _METHODS:
