@@ -427,7 +427,7 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
                 "The function is random, or changes when it is called: two calls on one input differ. "
                 "Switch off dropout and batch statistics with model.eval()."
             )
-        with torch.no_grad(), HiddenInputs(partial(function, theta, x), studied) as hidden:
+        with torch.no_grad(), HiddenInputs(partial(f, theta, x), studied) as hidden:
             function(theta, x)
         if hidden.names:
             raise UnsuitableError(

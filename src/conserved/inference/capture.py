@@ -42,7 +42,7 @@ from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
 from conserved.inference.hidden_inputs import HiddenInputs
 from conserved.inference.objective import loss_outputs
-from conserved.inference.program_state import REWRITTEN
+from conserved.inference.program_state import CHECKING, REWRITTEN
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
@@ -798,14 +798,13 @@ def _asked_by_program(frame: FrameType | None) -> bool:
 
 def _hidden_inputs(run: Callable[[], Any], model: nn.Module | None) -> list[str]:
     """Return what a further call of a program reads or changes beside its tensors; caches are filled by then."""
-    with (
-        _undisturbed(model),
-        torch.enable_grad(),
-        sdpa_kernel(SDPBackend.MATH),
-        without_mkldnn(),
-        HiddenInputs(run, model) as hidden,
-    ):
-        run()
+    hidden = HiddenInputs(run, model)
+    token = CHECKING.set(True)
+    try:
+        with _undisturbed(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), without_mkldnn(), hidden:
+            run()
+    finally:
+        CHECKING.reset(token)
     return hidden.names
 
 

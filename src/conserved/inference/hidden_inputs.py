@@ -23,6 +23,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ class HiddenInputs:
             model: the module it calls, if it does.
         """
         self.names: list[str] = []
-        self._roots: dict[str, Callable[[], Any]] = {"what the function holds on to": lambda: run}
+        self._roots: dict[str, Callable[[], Any]] = {"what the function holds on to": lambda: _held_by(run)}
         self._model = model
         self._asked: dict[str, str] = {}
         self._kinds: dict[types.CodeType, _Kind] = {}
@@ -247,6 +248,19 @@ class HiddenInputs:
             sys.setprofile(former)
 
 
+def _held_by(run: Callable[..., Any]) -> list[Any]:
+    """Return what a function holds on to, also where the function itself is this package's."""
+    if isinstance(run, partial):
+        return [run.func, run.args, run.keywords]
+    return [cell.cell_contents for cell in getattr(run, "__closure__", None) or ()]
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether an object is this package's: what a monitor keeps on a model is none of the program's state."""
+    module = getattr(value if isinstance(value, types.FunctionType) else type(value), "__module__", None)
+    return str(module).partition(".")[0] == "conserved" and not isinstance(value, nn.Module)
+
+
 _GONE = object()
 _OF_TORCH = frozenset(vars(nn.Module()))
 
@@ -301,6 +315,8 @@ class _State:
         if isinstance(value, Tensor):
             self.tensors.append(value)
             return (id(value), value.requires_grad) if isinstance(value, nn.Parameter) else "tensor"
+        if _is_own(value):
+            return type(value).__name__
         number = self._seen.get(id(value))
         if number is not None:
             return ("again", number)

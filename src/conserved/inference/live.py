@@ -26,8 +26,7 @@ from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
-from conserved.inference.program_check import CHECKING
-from conserved.inference.program_state import preserve_state
+from conserved.inference.program_state import CHECKING, preserve_state
 from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename

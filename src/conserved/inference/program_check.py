@@ -13,7 +13,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import isfinite
 from time import perf_counter
@@ -28,6 +27,7 @@ from conserved.inference.capture import CHECKPOINT, CapturedProgram
 from conserved.inference.double_precision import in_double_precision, widen
 from conserved.inference.epsilon_removal import WithoutEpsilon
 from conserved.inference.objective import loss_outputs
+from conserved.inference.program_state import CHECKING
 from conserved.inference.random_points import Draw, draw_inputs, draw_parameters, nudge_values
 from conserved.inference.resized_inputs import resize
 from conserved.laws import LawSet, ProgramCheck
@@ -67,9 +67,6 @@ NUDGES = (1, -1, 2, -2)
 
 ROUNDING_FACTOR = 6.0
 """A residual below this many times its change under a nudge is rounding."""
-
-CHECKING: ContextVar[bool] = ContextVar("conserved_program_check", default=False)
-"""Whether the forward pass that runs now is one of this check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,9 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved._torch_compat import buffers_of, forward_hooks_of, preserve_version_counter
+
+CHECKING: ContextVar[bool] = ContextVar("conserved_program_check", default=False)
+"""Whether the forward pass that runs now is one that tests laws or the program, and not one of training."""
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, modules and hooks."""
