@@ -184,8 +184,8 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
 def derivation_source(typing: Typing, symmetry: Symmetry, assumed: np.ndarray) -> str:
     """Return where a symmetry comes from: "typed", or "assumed".
 
-        Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
-        may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs, or by what no
+    Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
+    may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs, or by what no
     tensor shows: they hold on the path that was taken.
 
     Args:
