@@ -1,6 +1,6 @@
-"""Draws what a terminal shows of one alarm of each kind: docs/assets/alarm_*.svg.
+"""Draws what a terminal shows of alarms, one of each kind and some more: docs/assets/alarm_*.svg.
 
-python docs_build/draw_alarms.py
+python docs_build/draw_alarms.py [NAME …]
 
 Each picture is the output of a program of tests/error_programs, run with a default monitor.
 """
@@ -27,7 +27,7 @@ TARGET = ROOT / "docs" / "assets"
 WIDTH = 100
 sys.path.insert(0, str(ROOT / "tests"))
 
-from error_programs import loops, replicas, settings, updates  # noqa: E402
+from error_programs import habits, kernels, loops, replicas, restarts, settings, updates  # noqa: E402
 from error_programs.case import Program  # noqa: E402
 
 PICTURES: dict[str, Program] = {
@@ -37,8 +37,16 @@ PICTURES: dict[str, Program] = {
     "hardware": updates.flipped_low_bit,
     "gradient": updates.wrong_backward,
     "replica": replicas.no_sync,
+    "outputs": kernels.classes_over_time,
+    "schedule": habits.cosine_wraps,
+    "state": habits.stale_moments,
+    "resume": restarts.buffers_missing,
 }
-"""By kind of alarm, a program that raises one."""
+"""By kind of alarm, or subject of the loop, a program that raises one."""
+
+
+SUBJECTS = {"outputs": "outputs", "schedule": "a schedule", "state": "the optimizer's state", "resume": "a resume"}
+"""Pictures that are not of a kind, and what they are about."""
 
 
 def output_of(program: Program, *rank: int) -> str:
@@ -72,7 +80,10 @@ def draw(kind: str, text: str) -> Path:
         alarm = re.match(r"steps? \d+", line) is not None
         console.print(Text(line, style="bold yellow" if alarm else "dim"))
     path = TARGET / f"alarm_{kind}.svg"
-    drawn = console.export_svg(title=f"an alarm of kind {kind}", unique_id=f"alarm-{kind}")
+    drawn = console.export_svg(
+        title=f"an alarm about {SUBJECTS[kind]}" if kind in SUBJECTS else f"an alarm of kind {kind}",
+        unique_id=f"alarm-{kind}",
+    )
     # Readers of the page ask no other server for a font.
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S))
     return path
@@ -81,7 +92,8 @@ def draw(kind: str, text: str) -> Path:
 def main() -> None:
     """Draw all pictures."""
     torch.set_num_threads(1)
-    for kind, program in PICTURES.items():
+    chosen = sys.argv[1:] or list(PICTURES)
+    for kind, program in ((kind, PICTURES[kind]) for kind in chosen):
         if kind == "replica":
             with tempfile.TemporaryDirectory() as folder:
                 start_processes(_together, args=(folder,), nprocs=2, start_method="spawn")

@@ -1601,3 +1601,111 @@ def attention_cost() -> str:
                 )
             )
     return table(("kernel, shape, bf16", "clock", "plain", *names, "pass over the output alone"), rows)
+
+
+def silent_errors() -> str:
+    """Silent errors and what a default monitor said of them, in groups."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in stored("silent_errors")["rows"]:
+        theirs = row["source"].startswith("TrainCheck:")
+        two = row["module"] in ("processes", "ranks", "replicas", "peers")
+        group = "TrainCheck's 20 issues" if theirs else "others, two processes" if two else "others, one process"
+        groups.setdefault(group, []).append(row)
+    names = ("TrainCheck's 20 issues", "others, one process", "others, two processes")
+    rows = [(name, len(groups[name]), *_outcomes(groups[name])) for name in names]
+    every = [row for name in names for row in groups[name]]
+    rows.append(("all", len(every), *_outcomes(every)))
+    heads = (
+        "errors",
+        "number",
+        "named within a step",
+        "late or misnamed",
+        "by a call or a line",
+        "not seen",
+        "twins accused",
+    )
+    return f"{table(heads, rows)}\n\n{made_on(stored('silent_errors'))}"
+
+
+def _outcomes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    """Count what became of errors; those of which a line or a call is the answer stand apart."""
+    named = [row for row in rows if row["named"] and row["late"] <= 1]
+    late = [row for row in rows if row["seen"] and row not in named]
+    told = [row for row in rows if not row["seen"] and (row["line"] or row["how"] == "call")]
+    unseen = len(rows) - len(named) - len(late) - len(told)
+    return len(named), len(late), len(told), unseen, sum(bool(row["twin"]) for row in rows)
+
+
+def first_sight() -> str:
+    """Batches of silent errors that were run once before anything was mended for them."""
+    rows = [
+        (
+            f"batch {index}",
+            batch["errors"],
+            f"{batch['named within a step']} ({batch['named within a step'] / batch['errors']:.0%})",
+            batch.get("shown by a line", "not recorded"),
+            batch["twins that alarmed"],
+        )
+        for index, batch in enumerate(stored("silent_errors_first_sight")["batches"], 1)
+    ]
+    return table(("written without looking", "errors", "named within a step", "shown by a line", "twins accused"), rows)
+
+
+def flipped_updates() -> str:
+    """Bit flips in weights between steps and in updates that were seen, by size."""
+    record = stored("flipped_updates", "h200")
+    bins = ("< 0.0001", "< 0.01", "< 0.1", "< 1", "< 1000", "larger")
+    rows = [
+        (row["where"], row["precision"], *(row["flips"].get(name, "–") for name in bins),
+         len(row["false alarms"]))
+        for row in record["table"]
+    ]  # fmt: skip
+    heads = (
+        "flips in",
+        "weights",
+        "below 10⁻⁴",
+        "to 1 %",
+        "to 10 %",
+        "to 100 %",
+        "to 1,000 ×",
+        "larger",
+        "false alarms",
+    )
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+def identity_cost() -> str:
+    """What each identity of a step adds to a step when it is asked alone and always.
+
+    No check has a negative cost: the most negative figure of a size is taken for the noise of its measurement.
+    """
+    records = [stored("identity_cost", device) for device in ("cpu", "h200")]
+    columns: dict[str, dict[str, dict[str, float]]] = {}
+    for record in records:
+        for key, row in record["rows"].items():
+            columns.setdefault(key.partition(" ")[0], {})[key.partition(" ")[2]] = row
+    noises = {size: -min(row["added ms"] for row in rows.values()) for size, rows in columns.items()}
+    rows = [
+        (name, *(_above(rows[name]["added ms"], noises[size]) for size, rows in columns.items()))
+        for name in next(iter(columns.values()))
+    ]
+    heads = ("identity", *(f"{size}, step of {rows['none']['step ms']:.0f} ms" for size, rows in columns.items()))
+    return f"{table(heads, rows)}\n\n" + " ".join(made_on(record) for record in records)
+
+
+def _above(milliseconds: float, noise: float) -> str:
+    return f"{milliseconds:.1f} ms" if milliseconds > noise else f"below {max(noise, 0.05):.2g} ms"
+
+
+def traincheck() -> str:
+    """Silent errors under TrainCheck and under a default monitor."""
+    record = stored("traincheck_comparison")
+    rows = []
+    for results in record["sets"].values():
+        for error, row in results.items():
+            if error in ("costs", "twin"):
+                continue
+            theirs, own = row["traincheck"], row["conserved"]
+            said = f"{own[0][0]}, step {own[0][1]}" if isinstance(own, list) and own else "–"
+            rows.append((error, theirs["violated"], theirs["count beyond noise"], said))
+    return table(("error", "violated invariants", "not violated by the right twin", "default monitor"), rows)

@@ -110,7 +110,7 @@ def cached_gradient(wrong: bool) -> Monitor:
     cache: dict[str, Tensor] = {}
 
     def between(_: int) -> None:
-        p = model.blocks[0].qkv.weight
+        p = model.get_parameter("blocks.0.qkv.weight")
         assert p.grad is not None
         kept = cache.setdefault("qkv", p.grad.clone())
         if wrong:
@@ -124,9 +124,11 @@ def gradient_of_neighbour(wrong: bool) -> Monitor:
     model = Decoder()
 
     def between(_: int) -> None:
-        a, b = model.blocks[0].out.weight, model.blocks[1].out.weight
+        a, b = (model.get_parameter(f"blocks.{i}.out.weight").grad for i in (0, 1))
+        assert a is not None
+        assert b is not None
         if wrong:
-            a.grad.copy_(b.grad)  # type: ignore[union-attr, arg-type]
+            a.copy_(b)
 
     return train(model, adamw(model), predict_next, between=between)
 
@@ -297,7 +299,7 @@ class Mean(torch.autograd.Function):
         return (g if ctx.wrong else g / ctx.length), None
 
 
-@case("the backward of a mean over tokens forgets to divide", "gradient", words="")
+@case("the backward of a mean over tokens forgets to divide", "gradient", words="", how="call")
 def mean_undivided(wrong: bool) -> Monitor:
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -325,7 +327,7 @@ def head_left_out(wrong: bool) -> Monitor:
             output.register_hook(lambda g: torch.cat((torch.zeros_like(g[..., :8]), g[..., 8:]), -1))
 
     if wrong:
-        model.blocks[0].qkv.register_forward_hook(hook)
+        model.get_submodule("blocks.0.qkv").register_forward_hook(hook)
     return train(model, adamw(model), predict_next)
 
 

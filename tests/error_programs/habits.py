@@ -189,7 +189,7 @@ def absolute_gradients(wrong: bool) -> Monitor:
 
     def report(number: int) -> None:
         if number % 2 == 0:
-            gradient = model.blocks[0].qkv.weight.grad
+            gradient = model.get_parameter("blocks.0.qkv.weight").grad
             assert gradient is not None
             (gradient.abs_() if wrong else gradient.abs()).histc(8)
 
@@ -296,8 +296,8 @@ def average_without_statistics(wrong: bool) -> Monitor:
         with torch.no_grad():
             for a, p in zip(average.parameters(), model.parameters(), strict=True):
                 a.lerp_(p, 0.1)
-            for a, b in zip(average.buffers(), model.buffers(), strict=True):
-                a.copy_(a if wrong else b)
+            for old, new in zip(average.buffers(), model.buffers(), strict=True):
+                old.copy_(old if wrong else new)
         if number == 3:
             average.eval()
             with torch.no_grad():
@@ -507,7 +507,7 @@ def shared_momentum(wrong: bool) -> Monitor:
 
     def restore(number: int) -> None:
         if number == 3 and wrong:
-            a, b = model.blocks[0].down.weight, model.blocks[1].down.weight
+            a, b = (model.get_parameter(f"blocks.{i}.down.weight") for i in (0, 1))
             optimizer.state[b]["momentum_buffer"] = optimizer.state[a]["momentum_buffer"]
 
     return train(model, optimizer, predict_next, before=restore)
@@ -563,7 +563,7 @@ def not_numbers_replaced(wrong: bool) -> Monitor:
     model = Decoder()
 
     def clean(number: int) -> None:
-        gradient: Any = model.blocks[1].down.weight.grad
+        gradient: Any = model.get_parameter("blocks.1.down.weight").grad
         if wrong and number >= 3:
             gradient.fill_(torch.nan)
         for p in model.parameters():

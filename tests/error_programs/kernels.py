@@ -32,13 +32,13 @@ class MeanOverAll(torch.autograd.Function):
         return grads[0] * p * used[:, None] / (labels.numel() if ctx.by_all else used.sum()), None, None
 
 
-@case("a fused loss divides its gradient by all labels, ignored ones too", *ANY, words="loss|scale|gradient")
+@case("a fused loss divides its gradient by all labels, ignored ones too", *ANY, words="loss|scale", how="call")
 def fused_loss_by_all(wrong: bool) -> Monitor:
     def loss(model: nn.Module) -> Tensor:
         x, y = tokens()
         y = y.clone()
         y[1:, 3:] = -100
-        return MeanOverAll.apply(model(x).flatten(0, 1), y.flatten(), wrong)  # type: ignore[no-any-return]
+        return MeanOverAll.apply(model(x).flatten(0, 1), y.flatten(), wrong)
 
     model = Decoder()
     return train(model, adamw(model), loss)
@@ -102,7 +102,7 @@ class NormModule(nn.Module):
         self.gain, self.bias, self.forgets = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width)), forgets
 
     def forward(self, x: Tensor) -> Tensor:
-        return Norm.apply(x, self.gain, self.bias, self.forgets)  # type: ignore[no-any-return]
+        return Norm.apply(x, self.gain, self.bias, self.forgets)
 
 
 @case("the backward of a fused layer norm forgets the mean", "gradient", words="")

@@ -78,6 +78,9 @@ class DeclaredModes(StepIdentity):
             self._handles.append(module.register_forward_hook(hook))
 
     def close(self, step: TrainingStep) -> None:
+        if self._suspicious:
+            # No other evaluation came to say what drew them.
+            step.notes.append("an evaluation drew random numbers")
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -122,6 +125,11 @@ class DeclaredModes(StepIdentity):
             self._random = None
 
     def _begin_evaluation(self, step: TrainingStep, module: nn.Module) -> None:
+        left = sum(m.training for m in step.structure.moded) if not module.training else 0
+        remark = f"an evaluation ran with {left} dropout or norm layers in train mode"
+        if left and remark not in step.notes:
+            # As dropout at test time does on purpose.
+            step.notes.append(remark)
         if self._dropped or self._drops is not None or any(m.training for m in step.structure.modules):
             return
         if self._suspicious and not hasattr(module, "_orig_mod"):

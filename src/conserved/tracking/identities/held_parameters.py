@@ -132,7 +132,7 @@ class HeldParameters(StepIdentity):
         for name, p in step.structure.parameters.items():
             if not p.requires_grad or not is_plain(p) or hasattr(p, "device_mesh") or p.is_meta or p.numel() < 2:
                 continue
-            known = parts.setdefault((p.untyped_storage().data_ptr(), p.storage_offset(), p.numel()), name)
+            known = parts.setdefault((p.untyped_storage().data_ptr(), int(p.storage_offset()), p.numel()), name)
             if known != name:
                 step.report(
                     StepFinding(

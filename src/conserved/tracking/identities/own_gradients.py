@@ -318,7 +318,10 @@ class OwnGradients(StepIdentity):
             return
         names = [step.names()[id(p)] for p in left]
         number, kind = step.number, type(optimizer).__name__
-        largest = torch.stack([local(p.grad).abs().amax().double().to(held[0].device) for p in left if p.grad.numel()])
+        gradients = [local(p.grad) for p in left if p.grad is not None and p.grad.numel()]
+        if not gradients:
+            return
+        largest = torch.stack([gradient.abs().amax().double().to(gradients[0].device) for gradient in gradients])
 
         def decide(arrived: Tensor) -> Iterator[StepFinding]:
             if bool((arrived > 0).any()):

@@ -75,8 +75,9 @@ class RestoredState(StepIdentity):
                     code="not restored",
                     tensor=wrong[0],
                     others=tuple(wrong[1:]),
-                    message=f"{name_tensors(wrong)} is not what the checkpoint was saved with: buffers were not "
-                    "restored. Save model.state_dict(), which has them, and not the parameters alone.",
+                    message=f"{name_tensors(wrong)} {'is' if len(wrong) == 1 else 'are'} not what the checkpoint was "
+                    "saved with: buffers were not restored. Save model.state_dict(), which has them, and not the "
+                    "parameters alone.",
                 )
             )
 
