@@ -71,7 +71,8 @@ class Attention(nn.Module):
             q, k = (F.rms_norm(tensor, (self.head,)) for tensor in (q, k))
         if self.kind != "learned":
             q, k = self._rotated(q), self._rotated(k)
-        q, k, v = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (q, k, v))
+        if torch.is_autocast_enabled(x.device.type):
+            q, k, v = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (q, k, v))
         return self.o(kept_attention(self, q, k, v).transpose(1, 2).flatten(2))
 
 

@@ -131,7 +131,7 @@ def attention_precision(scheme: Scheme) -> Figure:
         errors = np.array([look["errors"][kernel]["dQ"]["median"] for look in looks]).T
         image = panel.imshow(np.log10(errors), aspect="auto", cmap="viridis", vmin=-3, vmax=1.5, origin="lower")
         panel.set_title(f"{title}: error of dQ over dQ", color=scheme.text, fontsize=10)
-        panel.set_xticks(range(len(steps)), [str(step) for step in steps])
+        panel.set_xticks(range(len(steps)), [str(step) if step < 1000 else f"{step / 1000:g}k" for step in steps])
         panel.set_xlabel("step", color=scheme.text, fontsize=9)
         panel.tick_params(colors=scheme.text, labelsize=8)
         for side in panel.spines.values():
