@@ -418,7 +418,12 @@ class Audit:
         worst = self.failures[:_SHOWN] or self.rows[:5]
         heads = ("identity", "residual", "rounding explains", *(["where to look"] if self.failures else []))
         listed = [
-            (row.name, f"{row.residual:.2g}", f"{row.tolerance:.1g}", *([" ".join(row.suggests)] if row.failed else []))
+            (
+                row.name,
+                f"{row.residual:.2g}",
+                f"{row.tolerance:.1g}",
+                *(["; ".join(row.suggests)] if row.failed else []),
+            )
             for row in worst
         ]
         parts = [html.badge(self.verdict, self.badge), html.paragraph(" ".join(self.coverage.lines()))]

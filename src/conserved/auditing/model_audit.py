@@ -546,9 +546,10 @@ class _Case:
         found = []
         for number, place in enumerate(self._worst_first(self.broken)):
             symmetry = self.symmetries[place]
-            decided = () if symmetry.source == "typed" else (_DECIDED,)
-            seen = suggestions(symmetry, points, gradients, moved) if number < EXPLAINED else ()
             known = self.diagnoses.get(place)
+            # A replay has found out more than that the forward pass keeps the law.
+            decided = () if symmetry.source == "typed" or known is not None else (_DECIDED,)
+            seen = suggestions(symmetry, points, gradients, moved) if number < EXPLAINED else ()
             said = () if known is None else (known.message,)
             ranks = self.left.balance.worst_ranks
             said = said if ranks is None else (*said, f"the largest residual is that of rank {ranks[place]}")

@@ -66,7 +66,10 @@ def check(
             f"Expected shapes of the arguments, such as --inputs 5,4; got the function {specs[0].sampler!r}."
         )
     called = _names(specs, function)
-    values = [spec.draw(generator).to(device) for spec in specs]
+    try:
+        values = [spec.draw(generator).to(device) for spec in specs]
+    except (RuntimeError, MemoryError) as problem:
+        raise UsageError(f"Inputs of these sizes cannot be made: {str(problem).splitlines()[0]}.") from problem
     progress()(f"checking {target} on {', '.join(called)}, at most {seconds:.0f} s")
     names = [name for name, value in zip(called, values, strict=True) if value.is_floating_point()]
     try:

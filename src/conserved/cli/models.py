@@ -97,7 +97,8 @@ def load_named(target: str, label: str, otherwise: str = "") -> Any:
         )
     module = _module(path)
     if not hasattr(module, name):
-        public = [key for key in vars(module) if not key.startswith("_")]
+        # Of a module that loads its parts when they are asked for, `dir` knows more names than `vars`.
+        public = [key for key in dir(module) if not key.startswith("_")]
         raise UsageError(f"{path} has no {name!r}.{did_you_mean(name, public) or _join_names(public)}")
     return getattr(module, name)
 

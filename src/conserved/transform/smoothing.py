@@ -115,7 +115,7 @@ class Activation(Objective):
     def _moved(self, symmetry: Symmetry, element: Tensor) -> ChannelSizes:
         """Return the sizes of channels after an element has been applied."""
         sizes: dict[str, dict[str, Tensor]] = {key: dict(getattr(self.sizes, key)) for key in _MOVING}
-        s = symmetry.kind.act(element, torch.ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
+        s = symmetry.kind.act(element, element.new_ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
         for leg in self._reading(symmetry):
             name = leg.view.parameter
             for key, power in _MOVING.items():
