@@ -18,6 +18,9 @@ from typing import Any
 import jaxtyping
 from torch.compiler import is_dynamo_compiling
 
+# As part of the library: what these count is none of the state of a program that is followed.
+__name__ = "conserved.tests.typed_calls"
+
 TESTS = int(os.environ.get("CONSERVED_TYPED_TESTS", "15"))
 """In so many tests of a process the first call of a function is checked."""
 
@@ -117,8 +120,6 @@ class _Calls:
     """Of a function: whether its next call is to be checked, and in how many more tests one will be."""
 
     __slots__ = ("checking", "due", "function", "left", "written")
-    __module__ = "conserved.tests"
-    # What is counted here is none of a program's state, as little as what the library keeps itself.
 
     def __init__(self, function: FunctionType | None = None) -> None:
         self.due, self.left = True, TESTS

@@ -121,7 +121,8 @@ class _Kind(enum.Enum):
 
 def _kind(path: str, module: str) -> _Kind:
     own = module.startswith("conserved.") and not module.startswith("conserved.blocks")
-    if own or any(part in path for part in _NOT_THE_PROGRAMS):
+    # What has no module was written by a decorator, such as one that checks types.
+    if own or not module or any(part in path for part in _NOT_THE_PROGRAMS):
         return _Kind.OTHER
     if path.startswith("<frozen") or (path.startswith(_STANDARD) and not any(part in path for part in _THIRD_PARTY)):
         return _Kind.ASIDE if module.partition(".")[0].lstrip("_").startswith(_ASIDE) else _Kind.STANDARD
