@@ -130,8 +130,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML."""
+    """Formulas as MathML; long tables, which are looked up and not read, folded."""
+    content = re.sub(r"<table>.*?</table>", _folded, content, flags=re.DOTALL)
     return re.sub(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', _mathml, content, flags=re.DOTALL)
+
+
+LONG_TABLE = 14
+"""Rows from which on a table is folded."""
+
+
+def _folded(found: re.Match[str]) -> str:
+    rows = found[0].count("<tr>") - 1
+    if rows < LONG_TABLE:
+        return found[0]
+    return f"<details><summary>Table of {rows} rows</summary>{found[0]}</details>"
 
 
 def _mathml(found: re.Match[str]) -> str:
