@@ -125,7 +125,7 @@ def _run_once(function: Callable[..., Any], tensors: list[Any]) -> None:
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
     live = [output.sum() for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
     if live:
-        torch.autograd.grad(sum(live), [x for x in tensors if x.requires_grad], allow_unused=True)
+        torch.autograd.grad(live, [x for x in tensors if x.requires_grad], allow_unused=True)
 
 
 def confirm_refutation(target: Target, row: dict[str, Any], device: str) -> dict[str, Any]:

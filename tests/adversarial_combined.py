@@ -462,7 +462,9 @@ def layers() -> Iterator[tuple[str, Case]]:
             nn.Linear(4, 6), nn.ReLU(), parametrizations.weight_norm(nn.Linear(6, 3), dim=1)
         ),
         "weight norm of all": lambda: nn.Sequential(
-            parametrizations.weight_norm(nn.Linear(4, 6), dim=None), nn.ReLU(), nn.Linear(6, 3)
+            parametrizations.weight_norm(nn.Linear(4, 6), dim=None),  # type: ignore[arg-type]
+            nn.ReLU(),
+            nn.Linear(6, 3),
         ),
         "spectral, then batch norm": lambda: nn.Sequential(
             parametrizations.spectral_norm(nn.Linear(4, 6)), nn.BatchNorm1d(6), nn.Linear(6, 3)
@@ -540,8 +542,8 @@ def layers() -> Iterator[tuple[str, Case]]:
                 lambda m, x: F.ctc_loss(
                     m.r(m.a(x).relu()).log_softmax(-1).transpose(0, 1),
                     torch.tensor([[1, 2], [2, 1], [1, 1]])[: len(x)],
-                    (x.shape[1],) * len(x),
-                    (2, 2, 2)[: len(x)],
+                    torch.full((len(x),), x.shape[1]),
+                    torch.full((len(x),), 2),
                     reduction="none",
                 ),
                 a=nn.Linear(4, 6),

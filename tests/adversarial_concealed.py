@@ -62,8 +62,18 @@ class Concealed:
     others: list[tuple[Any, ...]] = field(default_factory=list)
 
 
+def _rows(x: Tensor) -> Any:
+    return memoryview(x.detach().numpy()).tolist()
+
+
+def _drawn(draw: Callable[[], Any], model: Any, x: Tensor) -> bool:
+    return bool(draw())
+
+
 class Branching(nn.Module):
     """relu between two maps, beside a second pair that reads the first pair's weights in another way."""
+
+    n: Any
 
     def __init__(self, decide: Callable[[Any, Tensor], Any] | None = None, **kept: Any) -> None:
         super().__init__()
@@ -541,7 +551,7 @@ def chances() -> Iterator[tuple[str, Concealed]]:
     }
     seeds: list[World] = [_seed(s) for s in range(12)]
     for name, draw in half.items():
-        model = Branching(lambda m, x, draw=draw: bool(draw()))
+        model = Branching(functools.partial(_drawn, draw))
         yield f"chance: {name} decides", Concealed(model, (_x(),), seeds)
 
     masks: dict[str, Callable[[], Tensor]] = {
@@ -638,12 +648,12 @@ def data() -> Iterator[tuple[str, Concealed]]:
         "dlpack": lambda m, x: np.from_dlpack(x.detach()).max() > 5,
         "to_dlpack": lambda m, x: torch.utils.dlpack.from_dlpack(x.detach().__dlpack__()).max() > 5,
         "list": lambda m, x: max(x.flatten().tolist()) > 5,
-        "storage": lambda m, x: max(x.untyped_storage()) > 254 and x.storage()[0] > 5,
+        "storage": lambda m, x: max(bytes(x.untyped_storage().tolist())) > 254 and x.storage()[0] > 5,
         "storage as a list": lambda m, x: max(x.storage().tolist()) > 5,
         "address": lambda m, x: ctypes.c_float.from_address(x.data_ptr()).value > 5,
         "pickle": lambda m, x: pickle.loads(pickle.dumps(x.detach())).max() > 5,
         "saved": lambda m, x: _saved(x.detach()).max() > 5,
-        "memory view": lambda m, x: max(memoryview(x.detach().numpy()).tolist()[0]) > 5,
+        "memory view": lambda m, x: max(_rows(x)[0]) > 5,
         "copied": lambda m, x: __import__("copy").deepcopy(x.detach()).max() > 5,
         "equal": lambda m, x: torch.equal(x > 5, x.abs() > 5) and bool((x > 5).any()),
         "allclose": lambda m, x: not torch.allclose(x, x.clamp(max=5)),

@@ -139,7 +139,7 @@ def dumped(rank: int, folder: Path) -> None:
     page_code: dict[str, Any] = {}
     exec(code, page_code)
     recognize(block(), data(0)).save(folder / f"laws.{rank}.json")
-    model = block()
+    model: Any = block()
     fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
     model(data(rank)).sin().mean().backward()
     page_code["dump"](model, str(folder / "dumps" / "1"))

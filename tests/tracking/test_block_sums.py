@@ -33,7 +33,7 @@ class Run:
             self.model, self.model, [self.optimizer], Boundary(strict=True), [UpdateRule()], allowance=lambda: 1e9
         )
 
-    def step(self, *, inside: Callable[[Tensor], None] | None = None) -> list[Alarm]:
+    def step(self, *, inside: Callable[[Tensor], object] | None = None) -> list[Alarm]:
         """Make one step; `inside` changes the weights after the optimizer has written them."""
         for p in self.model.parameters():
             p.grad = torch.randn(p.shape).to(p.dtype)

@@ -95,7 +95,7 @@ def run_unequal(rank: int, name: str, watched: str) -> dict[str, Any]:
     stage = nn.Sequential(nn.Linear(4, 4), *(nn.Linear(4, 4) for _ in range(rank)))
     torch.manual_seed(0)
     branches = nn.ModuleDict({"both": nn.Linear(4, 4), "one": nn.Linear(4, 4)})
-    sum(branch.weight.sum() for branch in list(branches.values())[: 2 - rank]).backward()
+    torch.stack([next(branch.parameters()).sum() for branch in list(branches.values())[: 2 - rank]]).sum().backward()
     stages, skipped = check_replicas(stage), check_replicas(branches)
     apart = [row.name for row in skipped.rows if row.spread > 0]
     return {"stages": [row.name for row in stages.rows], "apart": apart, "ok": stages.ok}
