@@ -63,7 +63,8 @@ class Concealed:
 
 
 def _rows(x: Tensor) -> Any:
-    return memoryview(x.detach().numpy()).tolist()
+    array: Any = x.detach().numpy()
+    return memoryview(array).tolist()
 
 
 def _drawn(draw: Callable[[], Any], model: Any, x: Tensor) -> bool:
