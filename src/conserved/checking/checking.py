@@ -14,7 +14,7 @@ from conserved.checking.block_identities import block_identity_tests
 from conserved.checking.check_result import Check
 from conserved.checking.directional_tests import directional_tests
 from conserved.checking.form_agreement import agreement_tests, lost_to_rounding
-from conserved.checking.gradient_test import ROUNDING, Method, Tested
+from conserved.checking.gradient_test import NOISE, ROUNDING, Method, Tested
 from conserved.checking.held_inputs import hold_discrete_inputs
 from conserved.checking.identity_tests import identity_tests
 from conserved.checking.inner_precision import in_inner_precision
@@ -22,6 +22,7 @@ from conserved.checking.input_regimes import regime_tests
 from conserved.checking.jax_functions import as_tensors, takes_jax_arrays, torch_form
 from conserved.checking.line_derivatives import has_derivative
 from conserved.checking.pass_under_test import Setting
+from conserved.checking.random_rounding import rounding_spread
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
 from conserved.checking.rounding_errors import rounding_errors
@@ -202,13 +203,43 @@ def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suit
     related, skipped = relation_tests(setting)
     directional, noisy = directional_tests(setting)
     tailed, agreed, missed = regime_tests(setting, given, form)
+    tests, lost = _without_lost_digits(setting, [*identities, *related, *directional, *tailed])
     short = [] if probed.complete else ["the search for symmetries was cut short: the time allowed was used up"]
     return _Suite(
         symmetries=probed.symmetries,
-        tests=(*identities, *related, *directional, *tailed),
+        tests=tuple(tests),
         agreed=tuple(agreed),
-        notes=(*skipped, *noisy, *missed, *short),
+        notes=(*skipped, *noisy, *missed, *short, *lost),
     )
+
+
+def _without_lost_digits(setting: Setting, tests: Sequence[Tested]) -> tuple[list[Tested], list[str]]:
+    """Leave out failures that are no larger than what rounding of intermediate results makes of an ill-conditioned
+    gradient, as of a difference of terms that cancel.
+    """
+    function = setting.function
+    failed = {name for test in tests if not test.ok and test.method is not Method.PRESENCE for name in test.gradients}
+    if not failed:
+        return list(tests), []
+    spread = rounding_spread(function, function.values, setting.gradients, setting.noise.unit)
+    lost = {
+        name: NOISE * rms(deviation.expand_as(grad)) / (rms(grad) or 1.0)
+        for name, grad, deviation in zip(function.names, setting.grads, spread.grads, strict=True)
+        if grad is not None
+    }
+    retained = [
+        test
+        for test in tests
+        if test.ok
+        or test.method is Method.PRESENCE
+        or not test.residual <= max(lost.get(name, 0.0) for name in test.gradients)
+    ]
+    notes = [
+        f"the gradient of {name} loses digits to rounding of intermediate results, which explains what failed there."
+        for name in function.names
+        if name in failed and len(retained) < len(tests) and lost.get(name)
+    ]
+    return retained, notes
 
 
 def _left(setting: Setting) -> float:

@@ -8,12 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import Gap, Method, Tested, gap_between
+from conserved.checking.gradient_test import NOISE, Gap, Method, Tested, gap_between
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
+from conserved.checking.random_rounding import rounding_spread
 from conserved.inference.probing.noise import TENSOR_CORE_UNIT, by_row, wide
 
 Gradients = Sequence[Tensor | None]
+
+_USEFUL = 0.5
+"""A relation that allows more than this share of a gradient tests nothing."""
 
 REFUSALS = (Exception,)
 """What a kernel may raise on inputs it refuses: anything."""
@@ -54,7 +58,18 @@ def compare(
         )
         unit = max(setting.noise.unit, _tensor_core_unit(actual)) if other_kernel else setting.noise.unit
         gap = gap_between(actual, right, spread, unit, floor)
+        if gap.worst > 1 and not exactly:
+            gap = replace(gap, limit=gap.limit + _rounding_of(setting, index))
+            if gap.worst <= 1 and gap.allowed > _USEFUL:
+                continue
         yield _judged(setting, name, what, gap, factor=factor, meaning=meaning)
+
+
+def _rounding_of(setting: Setting, index: int) -> Tensor:
+    """Return how far a gradient may be off because intermediate results are rounded."""
+    function = setting.function
+    spread = rounding_spread(function, function.values, setting.gradients, setting.noise.unit)
+    return NOISE * spread.grads[index] + 2 * spread.decisions[index]
 
 
 def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> Tested:

@@ -22,6 +22,7 @@ from torch import Tensor
 from conserved.checking.gradient_test import Method, Tested
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
+from conserved.checking.random_rounding import RoundingSpread, rounding_spread
 from conserved.checking.reference_form import FunctionForm
 from conserved.inference.probing.noise import by_row, deviation_of, nearby, rms, step_of, wide
 
@@ -48,6 +49,10 @@ p − p² are then differences of numbers near one, and all that is left is roun
 
 _USEFUL = 0.5
 """A comparison that allows more than this share of a gradient's usual size tests nothing."""
+
+_AMPLIFIED = 16.0
+"""How many times more than their outputs two functions' gradients may differ: a norm of two entries cancels digits that
+its output does not."""
 
 _COUNT = 5
 
@@ -78,6 +83,7 @@ class Difference:
     unit: float
     persistence: float
     unstable: Tensor
+    rounding: Tensor | None = None
 
     @property
     def relative(self) -> float:
@@ -232,6 +238,7 @@ def agreement_tests(
     """
     at_nearby = differences(given, form, values, gradients)
     again: list[list[Difference | None]] = []
+    spread: RoundingSpread | None = None
     for index, difference in enumerate(at_nearby):
         if difference is None:
             continue
@@ -244,7 +251,34 @@ def agreement_tests(
             others = [each[index] for each in again]
             repeated = [difference, *(other for other in others if other is not None)]
             tests = _tests_of(given, form, repeated, index, values, gradients, at)
+        if not all(test.ok for test in tests):
+            # Only then: rounding every intermediate result at random takes two dozen passes.
+            typed = [wide(v).to(kind) for v, kind in zip(gradients, form.out_types, strict=True)]
+            spread = spread or rounding_spread(form.function, form.at(values), typed, given.noise.unit)
+            size = by_row(difference.expected.square()).sqrt()
+            apart = _AMPLIFIED * _outputs_apart(given, form, values) * size / _BLOCK_DEVIATIONS
+            more = (spread.grads[index] + spread.decisions[index] + apart).expand_as(difference.expected)
+            repeated = [replace(each, unstable=each.unstable + more, rounding=more) for each in repeated]
+            tests = _tests_of(given, form, repeated, index, values, gradients, at)
         yield from tests
+
+
+def _outputs_apart(given: Setting, form: FunctionForm, values: Sequence[Tensor]) -> float:
+    """Return the relative difference of both forms' outputs, where it is the same at every nearby point; else zero.
+
+    They are two functions then, by that much, with gradients that differ by a few times as much: the default ε of a
+    norm depends on the precision.
+    """
+    apart = 0.0
+    points = nearby(list(values), step_of(given.function), given.seed + 19)
+    pairs = [(given.function.outputs(point), form.function.outputs(form.at(point))) for point in points]
+    for number in range(len(given.outs)):
+        gaps = torch.stack([wide(own[number]) - wide(right[number]) for own, right in pairs])
+        right = wide(pairs[_COUNT // 2][1][number])
+        size = by_row(right.square()).sqrt().clamp_min(rms(right)).clamp_min(1e-300)
+        if rms(gaps.mean(0)) > _PERSISTENT * rms(gaps):
+            apart = max(apart, float((by_row(gaps.mean(0).square()).sqrt() / size).max()))
+    return apart
 
 
 def _tests_of(
@@ -407,6 +441,8 @@ def _block_limit(difference: Difference, axis: int) -> tuple[Tensor, Tensor]:
     # A mean over n squares of normal noise is off by √(2/n); eight of those for the largest of many blocks.
     count = max(1, right.numel() // right.shape[axis])
     few = _BLOCK_DEVIATIONS * (1 + 8 / (2 * count) ** 0.5)
+    if difference.rounding is not None:
+        noise = noise + _size_of_blocks(difference.rounding, axis) * _COUNT**0.5
     limit = few * noise / _COUNT**0.5 + difference.unit * (_BIAS * size.clamp_min(rms(right)) + _MOVED * change)
     return limit, (gap / limit.clamp_min(1e-300)).nan_to_num(nan=torch.inf)
 

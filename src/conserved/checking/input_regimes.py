@@ -18,6 +18,7 @@ from conserved.checking.form_agreement import agreement_tests
 from conserved.checking.gradient_test import Method, Tested
 from conserved.checking.line_derivatives import DerivativeGap, Line, derivative_gap, line_through, matched_derivatives
 from conserved.checking.pass_under_test import Setting
+from conserved.checking.random_rounding import rounding_spread
 from conserved.checking.reference_form import FunctionForm, outputs_agree
 from conserved.checking.scaled_pass import sampled_pass
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, step_of, wide
@@ -256,6 +257,8 @@ def _gradients_of(
                     continue
                 if not _persists(setting, values, noise, each, shorter, number):
                     continue
+                if _rounding_explains(setting, values, outs, noise, moved, each):
+                    continue
                 blamed = list(_blamed(setting, values, outs, noise, moved, each, what))
                 yield from blamed or [_tested(tuple(setting.function.names), what, gap)]
             if useful == len(every):
@@ -301,6 +304,12 @@ def _persists(
     length = shorter * (_CONFIRMED if setting.noise.unit < _FINE else 1.0)
     seed = setting.seed + 1009 + 97 * number
     moved = [length * _direction(value, seed + place) for place, value in enumerate(values)]
+    if setting.noise.unit >= _FINE:
+        # Entries stay on their side of zero, where a root or an absolute value has its kink.
+        moved = [
+            torch.where(wide(value) != 0, torch.sign(along) * torch.minimum(along.abs(), wide(value).abs()), along)
+            for value, along in zip(values, moved, strict=True)
+        ]
     line = line_through(setting.function, values, moved, noise, outs)
     if line is None:
         return False
@@ -312,6 +321,32 @@ def _persists(
     gap = _gap(setting, line, each)
     wrong = each.finite and _tells(gap, each) and gap.worst > 1
     return wrong and _derivatives_add_up(setting, values, noise, moved, each, gap)
+
+
+def _rounding_explains(
+    setting: Setting,
+    values: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    noise: Sequence[Tensor],
+    moved: Sequence[Tensor],
+    each: _Pass,
+) -> bool:
+    """Return whether a derivative no longer fails when rounding of every intermediate result counts as noise.
+
+    A function that casts inside is a staircase: outputs that stay on one step show no noise.
+    """
+    function = setting.function
+    spread = rounding_spread(function, values, each.gradients, setting.noise.unit)
+    larger = [torch.maximum(before, more) for before, more in zip(noise, spread.outs, strict=True)]
+    line = line_through(function, values, moved, larger, outs)
+    if line is None:
+        return True
+    deviations = [
+        slope if before is None else torch.maximum(before, slope)
+        for before, slope in zip(each.deviations, spread.grads, strict=True)
+    ]
+    gap = _gap(setting, line, replace(each, deviations=deviations))
+    return not _tells(gap, each) or gap.worst <= 1
 
 
 def _derivatives_add_up(

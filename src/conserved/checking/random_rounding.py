@@ -1,0 +1,117 @@
+"""What rounding of intermediate results explains: a function run with every result of an operator rounded at random.
+
+A sort of nearly equal numbers, a difference of large terms and a mean over equal entries answer to rounding by more
+than their inputs show. Moving the inputs by a rounding does not see that; rounding every result does (Parker, Monte
+Carlo Arithmetic, 1997). Kernels are opaque: within one operator nothing is rounded, so that an operator whose own
+backward loses digits is not excused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved._torch_compat import TorchDispatchMode, tree_leaves
+from conserved.inference.probing.noise import by_row, rms, wide
+from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
+
+_DRAWS = 24
+"""Random roundings; a sort or a maximum that is nearly tied is decided otherwise in some of them."""
+
+_ORDINARY = 16.0
+"""Roundings of its size by which a well-conditioned gradient may vary. The noise of nearby points covers them, and
+nothing is excused."""
+
+_TYPICAL = 4.0
+"""Medians of its changes above which the largest one is another decision: of 24 normal changes it is 3.3 medians."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingSpread:
+    """How outputs and gradients vary when intermediate results are rounded anew.
+
+    Attributes:
+        outs: the standard deviation of each output, by row.
+        grads: the standard deviation of each gradient by row, where it is far more than a few roundings; else zero.
+        decisions: by entry of each gradient, the largest change, where it is far more than the usual one; else zero.
+    """
+
+    outs: tuple[Tensor, ...]
+    grads: tuple[Tensor, ...]
+    decisions: tuple[Tensor, ...]
+
+
+class _RoundAtRandom(TorchDispatchMode):
+    """Adds a random rounding to every result that is not found among the operands: selections round nothing."""
+
+    def __init__(self, unit: float, seed: int) -> None:
+        super().__init__()
+        self._unit = unit
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operands = tree_leaves((args, kwargs))
+        floats = [leaf for leaf in operands if isinstance(leaf, Tensor) and leaf.dtype in UNIT]
+        returns = func._schema.returns
+        if not floats or any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
+            return result
+        numbers = [float(leaf) for leaf in operands if isinstance(leaf, int | float)]
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.dtype in UNIT and leaf.numel():
+                self._round(leaf, floats, numbers)
+        return result
+
+    def _round(self, result: Tensor, operands: Sequence[Tensor], numbers: Sequence[float]) -> None:
+        known = [operand.to(result.dtype).flatten() for operand in operands if operand is not result]
+        known.append(torch.tensor([0.0, *numbers], device=result.device).to(result.dtype))
+        same = torch.isin(result.abs(), torch.cat(known).abs())
+        # Up to one spacing: what is of this precision already would not move by less, and results of several roundings
+        # that agree in it may lie that far apart.
+        size = 2 * self._unit
+        drawn = torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) * 2 - 1
+        result.copy_(torch.where(same, result, (wide(result) * (1 + size * drawn)).to(result.dtype)))
+
+
+def rounding_spread(
+    function: NumericalFunction, values: Sequence[Tensor], gradients: Sequence[Tensor], unit: float
+) -> RoundingSpread:
+    """Measure how outputs and gradients of a function vary when every intermediate result is rounded anew.
+
+    Args:
+        function: the function; where it is compiled, it is run as it was written.
+        values: its inputs.
+        gradients: output gradients.
+        unit: the relative error of one rounding.
+
+    Returns:
+        The spread; zero everywhere if the function cannot be run so.
+    """
+    function = function.uncompiled
+    outs, slopes = function.gradients(values, gradients)
+    grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(values, slopes, strict=True)]
+    before = [wide(tensor) for tensor in (*outs, *grads)]
+    changes: list[list[Tensor]] = [[] for _ in before]
+    try:
+        for draw in range(_DRAWS):
+            with _RoundAtRandom(unit, function.seed + draw):
+                drawn, moved = function.gradients(values, gradients)
+            after = [*drawn, *(grad if new is None else new for new, grad in zip(moved, grads, strict=True))]
+            for place, (old, new) in enumerate(zip(before, after, strict=True)):
+                changes[place].append((wide(new) - old).abs().nan_to_num(0.0, 0.0, 0.0))
+    except Exception:  # a function may refuse a mode in any way it likes
+        changes = [[torch.zeros_like(old)] for old in before]
+    spreads = [by_row(torch.stack(change).square().mean(0)).sqrt() for change in changes]
+    large, decisions = [], []
+    for old, change, spread in list(zip(before, changes, spreads, strict=True))[len(outs) :]:
+        size = by_row(old.square()).sqrt().clamp_min(rms(old))
+        large.append(torch.where(spread > _ORDINARY * unit * size, spread, 0.0))
+        every = torch.stack(change)
+        usual = by_row(every.median(0).values.square()).sqrt()
+        largest = every.amax(0)
+        decisions.append(torch.where(largest > _TYPICAL * usual, largest, 0.0))
+    return RoundingSpread(outs=tuple(spreads[: len(outs)]), grads=tuple(large), decisions=tuple(decisions))

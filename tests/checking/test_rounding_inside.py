@@ -1,0 +1,95 @@
+"""Right functions whose intermediate results are rounded are not refuted; wrong gradients of them still are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conserved import check
+from conserved.checking.random_rounding import rounding_spread
+from conserved.inference.probing.numerical_function import function_of
+from conserved.verdict import Status
+
+
+def sorted_products(x: Tensor, w: Tensor) -> Tensor:
+    """Products that are tied in bfloat16 and not in float64."""
+    products = torch.tanh(x) * w
+    return torch.take_along_dim(products, products.argsort(1), 1)
+
+
+def cast_inside(x: Tensor) -> Tensor:
+    return F.log_softmax((x.to(torch.bfloat16) * 2).to(x.dtype), -1)
+
+
+def normalized(x: Tensor) -> Tensor:
+    """A norm whose default ε is that of the precision, over two entries."""
+    return F.rms_norm(x, (2,))
+
+
+def constant_rows(x: Tensor) -> Tensor:
+    """A layer norm of equal entries, whose gradient is the rounding of terms that cancel."""
+    return F.layer_norm(torch.logcumsumexp(x, -1)[..., :1].expand(8, 16), (16,))
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (sorted_products, torch.bfloat16),
+        (cast_inside, torch.bfloat16),
+        (cast_inside, torch.float32),
+        (normalized, torch.float32),
+        (constant_rows, torch.float32),
+    ],
+)
+def test_rounding_inside_a_function_is_no_wrong_gradient(function, dtype) -> None:
+    torch.manual_seed(3)
+    inputs = {
+        sorted_products: [torch.randn(3, 16, 8), torch.randn(8)],
+        cast_inside: [torch.randn(4, 12)],
+        normalized: [torch.randn(40, 2)],
+        constant_rows: [torch.randn(8, 16)],
+    }[function]
+    found = check(function, *(value.to(dtype) for value in inputs))
+    assert found.verdict.status is not Status.REFUTED, found
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.1])
+@pytest.mark.parametrize("function", [cast_inside, normalized])
+def test_a_wrong_gradient_of_the_same_function_is_refuted(function, factor) -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return function(x)
+
+        @staticmethod
+        def backward(ctx, slope):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                return factor * torch.autograd.grad(function(x), x, slope)[0]
+
+    torch.manual_seed(3)
+    x = torch.randn(4, 12) if function is cast_inside else torch.randn(40, 2)
+    assert check(Wrong.apply, x).verdict.status is Status.REFUTED
+
+
+def test_selections_round_nothing() -> None:
+    def largest(x: Tensor) -> Tensor:
+        return x.flip(0).amax(-1)
+
+    function = function_of(largest, [torch.randn(4, 6, dtype=torch.float64)], {})
+    spread = rounding_spread(function, function.values, [torch.ones(4, dtype=torch.float64)], 2.0**-9)
+    assert not float(spread.outs[0].abs().max())
+    assert not float(spread.decisions[0].abs().max())
+
+
+def test_a_decision_that_rounding_makes_shows() -> None:
+    def smaller(x: Tensor) -> Tensor:
+        return torch.where(3 * x[0] < 3 * x[1], x[0], 5 * x[1])
+
+    x = torch.tensor([1.0, 1.0 + 2.0**-10], dtype=torch.float64)
+    function = function_of(smaller, [x], {})
+    spread = rounding_spread(function, function.values, [torch.ones((), dtype=torch.float64)], 2.0**-9)
+    assert bool((spread.decisions[0] >= 1).all())
