@@ -73,7 +73,8 @@ class Difference:
 
     `deviation` is that of a single pass, by row; `change` how much a row changes with the inputs, per relative change.
     `persistence` is the size of the mean over the mean size: one for a defect, 1/√5 for rounding. `unstable` is how
-    much the reference gradient itself changes if inputs move by a rounding of their tensor's size.
+    much the reference gradient itself changes if inputs move by a rounding of their tensor's size. `rounding` is
+    how much it changes if every intermediate result is rounded, where a test failed.
     """
 
     mean: Tensor
