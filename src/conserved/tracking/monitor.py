@@ -510,7 +510,7 @@ class Monitor(RunResults):
         waiting, self._waiting = self._waiting, ()
         if self._audits is not None and breaks_in_run_alone(found) and self._audits.untouched(found):
             # A bit flip does not come again in the next audit; a loss that reaches further does.
-            self._steps.foreign = True
+            self._records.explain(self.count + 1)
             if waiting and self._beside:
                 self._let_go_of_objective()
             else:
