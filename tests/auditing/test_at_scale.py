@@ -40,7 +40,7 @@ def test_clean_passes_in_eight_regimes_are_verified() -> None:
 
 def test_flips_above_ten_per_cent_are_seen_and_clean_steps_are_silent() -> None:
     run = Run(small_cell("float32"), seed=1, length=16, inside=2)
-    for number in range(14):
+    for number in range(18):
         run.step(flips=number > 4)
     assert run.alarms == []
     bins = [(name, counts) for place in run.counts.values() for name, counts in place.items()]
