@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 import adversarial_blind
+import adversarial_combined
 import adversarial_held_out
 import adversarial_programs
 import adversarial_structures
@@ -69,6 +70,13 @@ def blind() -> Iterator[Case]:
 def structures() -> Iterator[Case]:
     """The models of `tests/adversarial_structures.py`."""
     for name, (model, inputs) in adversarial_structures.structures():
+        OTHER_INPUTS[name] = inputs[1:]
+        yield name, model, inputs[0], {}, "any"
+
+
+def combined() -> Iterator[Case]:
+    """The models of `tests/adversarial_combined.py`."""
+    for name, (model, inputs) in adversarial_combined.combined():
         OTHER_INPUTS[name] = inputs[1:]
         yield name, model, inputs[0], {}, "any"
 
@@ -156,6 +164,7 @@ SETS = {
     "held_out": held_out,
     "blind": blind,
     "structures": structures,
+    "combined": combined,
     "table": table,
 }
 NAMES = {
@@ -164,6 +173,7 @@ NAMES = {
     "held_out": "held_out_laws",
     "blind": "blind_laws",
     "structures": "structure_laws",
+    "combined": "combined_laws",
     "table": "checked_table",
 }
 
