@@ -1708,4 +1708,14 @@ def traincheck() -> str:
             theirs, own = row["traincheck"], row["conserved"]
             said = f"{own[0][0]}, step {own[0][1]}" if isinstance(own, list) and own else "–"
             rows.append((error, theirs["violated"], theirs["count beyond noise"], said))
-    return table(("error", "violated invariants", "not violated by the right twin", "default monitor"), rows)
+    said = table(("error", "violated invariants", "not violated by the right twin", "default monitor"), rows)
+    sentences = []
+    for name, results in record["sets"].items():
+        costs, twin = results["costs"], results["twin"]
+        violated, alarms = len(twin["traincheck"]), len(twin["conserved"])
+        sentences.append(
+            f"In {name}, the right twin with another seed violates {violated} of {costs['invariants']:,} invariants "
+            f"and raises {alarms or 'no'} alarm. The plain run took {costs['plain']:.1f} s of processor time, a traced "
+            f"one {costs['traced']:.0f} s, and learning {costs['inferring']:.0f} s."
+        )
+    return said + "\n\n" + " ".join(sentences)
