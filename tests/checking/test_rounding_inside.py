@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,7 +46,7 @@ def constant_rows(x: Tensor) -> Tensor:
         (constant_rows, torch.float32),
     ],
 )
-def test_rounding_inside_a_function_is_no_wrong_gradient(function, dtype) -> None:
+def test_rounding_inside_a_function_is_no_wrong_gradient(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     inputs = {
         sorted_products: [torch.randn(3, 16, 8), torch.randn(8)],
@@ -57,15 +60,15 @@ def test_rounding_inside_a_function_is_no_wrong_gradient(function, dtype) -> Non
 
 @pytest.mark.parametrize("factor", [0.5, 1.1])
 @pytest.mark.parametrize("function", [cast_inside, normalized])
-def test_a_wrong_gradient_of_the_same_function_is_refuted(function, factor) -> None:
+def test_a_wrong_gradient_of_the_same_function_is_refuted(function: Callable[..., Tensor], factor: float) -> None:
     class Wrong(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             ctx.save_for_backward(x)
             return function(x)
 
         @staticmethod
-        def backward(ctx, slope):
+        def backward(ctx: Any, slope: Tensor) -> Tensor:
             x = ctx.saved_tensors[0].detach().requires_grad_()
             with torch.enable_grad():
                 return factor * torch.autograd.grad(function(x), x, slope)[0]

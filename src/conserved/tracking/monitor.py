@@ -190,8 +190,8 @@ class Monitor(RunResults):
         """The value that gradients are clipped at, once that was seen."""
         self._waiting: tuple[Alarm, ...] = ()
         """Alarms of an audit about gradients that the loop may change on purpose, until the next audit."""
-        self._beside = False
-        """Whether those alarms are about gradients that the loop left alone, so that the loss may see more."""
+        self._beside: frozenset[str] = frozenset()
+        """The broken laws of those alarms, if the loop left the gradients alone, so that the loss may see more."""
         self._changes_gradients = False
         """Whether the loop changes gradients between `backward()` and `step()`."""
         self._held: list[Alarm] = []
@@ -508,15 +508,23 @@ class Monitor(RunResults):
         satisfies them. A defect in the loop breaks a few, comes once, or leaves nothing of the gradients.
         """
         waiting, self._waiting = self._waiting, ()
-        if self._audits is not None and breaks_in_run_alone(found) and self._audits.untouched(found):
-            # A bit flip does not come again in the next audit; a loss that reaches further does.
-            self._records.explain(self.count + 1)
-            if waiting and self._beside:
+        before, self._beside = self._beside, frozenset()
+        broken = frozenset(row.name for row in found.failures)
+        if (
+            self._audits is not None
+            and breaks_in_run_alone(found, again=bool(before))
+            and self._audits.untouched(found)
+        ):
+            # A loss that reaches further breaks the same laws in every audit. Flips and bad devices break others, and a
+            # factor on one side of an identity comes from no loss.
+            if not before:
+                self._records.explain(self.count + 1)
+                self._waiting, self._beside = (*waiting, *alarms), broken
+                return ()
+            if before == broken:
+                self._records.explain(self.count + 1)
                 self._let_go_of_objective()
-            else:
-                self._waiting, self._beside = (*waiting, *alarms), True
-            return ()
-        self._beside = False
+                return ()
         unrelated = self._audits is not None and self._audits.unrelated
         habitual = changes_all_gradients(found) and self._steps.gradients_written() and not unrelated
         if found.disagreements or not habitual:

@@ -493,10 +493,14 @@ def _irreproducible(audit: Audit) -> bool:
     return bool(audit.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
 
 
-def breaks_in_run_alone(result: Audit) -> bool:
-    """Return whether identities are broken in the run, and satisfied by the same pass from its outputs."""
+def breaks_in_run_alone(result: Audit, *, again: bool) -> bool:
+    """Return whether identities are broken in the run, and satisfied by the same pass from its outputs.
+
+    With `again`, the last audit found the same, and residuals that are not reproducible twice are called the loop's.
+    """
     origins = {diagnosis.origin for diagnosis in result.diagnoses.values() if diagnosis.wrong}
-    return bool(result.failures) and bool(origins) and origins <= {Origin.TRANSIENT, Origin.LOOP}
+    allowed = {Origin.TRANSIENT, Origin.LOOP} if again else {Origin.TRANSIENT}
+    return bool(result.failures) and bool(origins) and origins <= allowed
 
 
 def changes_all_gradients(result: Audit) -> bool:
