@@ -47,7 +47,7 @@ def test_a_factor_that_comes_again_is_told_at_once() -> None:
             gradients["2.weight"].mul_(1.05)
 
     (alarm,) = [alarm for alarm in run(change).alarms if alarm.kind in ("gradient", "hardware")]
-    assert alarm.step == 4
+    assert alarm.step == 3
 
 
 @pytest.mark.parametrize("names", [("0.weight", "4.weight")])
@@ -64,5 +64,5 @@ def test_a_device_that_fails_here_and_there_is_told(names: tuple[str, ...]) -> N
 
 def test_a_loss_that_sees_the_weights_is_not_accused() -> None:
     monitor = run(lambda number, gradients: None, penalty=0.01)
-    assert monitor.alarms == ()
+    assert not monitor.alarms
     assert "laws" in str(monitor.state)
