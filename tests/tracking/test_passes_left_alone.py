@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ STEPS = 20
 def run(accumulated: Callable[[int, dict[str, Tensor]], None], penalty: float = 0.0) -> Monitor:
     """Train a model whose gradients are changed as they are accumulated, where no replay and no version shows it."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    model: Any = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     number = 0
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
