@@ -18,15 +18,20 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 PROGRAMS = blind_programs.PROGRAMS | blind_programs_2.PROGRAMS
 
-ACCUSED = {"tensor hooks that scale gradients of a layer"}
-"""Hooks on parameters that change gradients: a defect that looks like this is worth more than their silence."""
+ACCUSED = {
+    "tensor hooks that scale gradients of a layer",
+    "folds that reset parameters and optimizer state",
+    "embeddings frozen for special tokens by zeroing gradients",
+}
+"""Hooks that scale gradients look like a defect, which is worth more than their silence. The others are false alarms
+that stand: writes to weights between folds, and gradients of single rows that the loop sets to zero."""
 
 MENDED = {
     "moco with queue": 10, "teacher that follows in forward": 10, "dino with centering": 10,
     "pcgrad on shared trunk": 10, "layer outputs penalised by hooks": 8, "matrix factorisation with bpr": 8,
     "annealed gradient noise": 10, "stateful rnn language model with tied weights": 4,
     "inverse problem with learned coefficient": 4, "progressive growing with fade in": 20,
-    "folds that reset parameters and optimizer state": 16, "rotation pretext then finetuning with new head": 22,
+    "rotation pretext then finetuning with new head": 22,
     "elastic weight consolidation between tasks": 24,
 }  # fmt: skip
 """Programs that raised an alarm or were changed when they were first watched, and the steps in which they would."""
