@@ -102,11 +102,11 @@ def coverage(
     touched = _free(chosen, trained, None)
     free = _constrained(chosen, _free(compared, trained, seen))
     total = sum(parameter.numel() for parameter in trained.values())
-    places = _owners(laws, trained)
+    owners = _owners(laws, trained)
     if isinstance(laws.derivation, Derivation):
         typed = laws.derivation.places()
-        places = {module: names | places.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
-    missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
+        owners = {module: names | owners.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
+    missed = tuple(sorted(module for module, names in owners.items() if names.isdisjoint(tested)))
     untested = sum(free.values())
     spanned = {name: parameter.numel() - touched[name] for name, parameter in trained.items()}
     constrained = constrained_directions(chosen, spanned)
@@ -114,11 +114,11 @@ def coverage(
         parameters=1 - untested / total if total else 0.0,
         directions=sum(constrained.values()) / total if total else 0.0,
         touched=1 - sum(touched.values()) / total if total else 0.0,
-        modules=1 - len(missed) / len(places) if places else 0.0,
+        modules=1 - len(missed) / len(owners) if owners else 0.0,
         untested={name: count / trained[name].numel() for name, count in free.items() if count},
         seen={name: count / max(1, trained[name].numel()) for name, count in constrained.items()},
         untested_modules=missed,
-        counted=len(places),
+        counted=len(owners),
     )
 
 

@@ -151,10 +151,10 @@ def read(record: Mapping[str, Any]) -> CertificateContents:
     samples = tuple(_each(record.get("samples"), "samples", sample))
 
     def word(value: Any, name: str) -> tuple[int, ...]:
-        places = tuple(_each(value, name, lambda v, n: whole_number(v, n, most=len(samples) - 1)))
-        if not 1 <= len(places) <= MOST_LETTERS:
-            raise MalformedError(f"{name} has {len(places)} letters; expected 1 to {MOST_LETTERS}.")
-        return places
+        inputs = tuple(_each(value, name, lambda v, n: whole_number(v, n, most=len(samples) - 1)))
+        if not 1 <= len(inputs) <= MOST_LETTERS:
+            raise MalformedError(f"{name} has {len(inputs)} letters; expected 1 to {MOST_LETTERS}.")
+        return inputs
 
     return CertificateContents(
         about=_about(record.get("about")),

@@ -83,10 +83,10 @@ def _read(form: Form, places: _Places, norms: bool) -> Read:
     terms: dict[tuple[int, ...], dict[float, list[tuple[Index, ...]]]] = {}
     for i, j, a in form.quadratic:
         if i <= j and a:
-            (p, left), (q, right) = places.entry(i), places.entry(j)
+            (p, first), (q, right) = places.entry(i), places.entry(j)
             square = (int(i != j),) if norms else ()
             value = a / 2 if i == j else a
-            terms.setdefault((p, q, *square), {}).setdefault(value, []).append((left, right))
+            terms.setdefault((p, q, *square), {}).setdefault(value, []).append((first, right))
     for i, b in form.linear:
         if b:
             p, where = places.entry(i)

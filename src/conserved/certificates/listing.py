@@ -30,16 +30,16 @@ def list_forms(
     if missing:
         raise UnsuitableError(f"The laws given are about parameters the function does not have: {sorted(missing)[:3]}.")
     groups = [_forms(symmetry, function) for symmetry in exact]
-    places = [(g, k) for g, group in enumerate(groups) for k in range(len(group))]
-    if not places:
+    members = [(g, k) for g, group in enumerate(groups) for k in range(len(group))]
+    if not members:
         return []
-    rows = np.array([_gradient(groups[g][k], theta) for g, k in places])
+    rows = np.array([_gradient(groups[g][k], theta) for g, k in members])
     sizes = np.linalg.norm(rows, axis=1, keepdims=True)
-    chosen = Choice(program.size).pick(rows / np.where(sizes > 0, sizes, 1), len(places))
+    chosen = Choice(program.size).pick(rows / np.where(sizes > 0, sizes, 1), len(members))
     sampled = random_fields(program, theta, inputs, seed)
     forms: dict[int, list[Form]] = {}
     for index in sorted(chosen):
-        g, k = places[index]
+        g, k = members[index]
         if encloses_zero(enclosure(groups[g][k], sampled)):
             forms.setdefault(g, []).append(groups[g][k])
     return [forms[g] for g in sorted(forms, key=lambda g: exact[g].formula)]
@@ -61,12 +61,12 @@ def _forms(symmetry: Symmetry, function: ParameterFunction) -> list[Form]:
     vectors are all there is to know of them."""
     names = set(symmetry.parameters)
     shapes = {name: tensor.shape for name, tensor in function.start.items()}
-    places, start = [], 0
+    spans, start = [], 0
     for name, shape in shapes.items():
         if name in names:
-            places.append(torch.arange(start, start + shape.numel()))
+            spans.append(torch.arange(start, start + shape.numel()))
         start += shape.numel()
-    inside = torch.cat(places)
+    inside = torch.cat(spans)
 
     def numbers(part: Tensor) -> Tensor:
         theta = torch.zeros(function.size, dtype=torch.float64).index_put((inside,), part)

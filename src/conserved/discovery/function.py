@@ -206,7 +206,7 @@ def _module(
             f"The module cannot be copied ({problem}): it holds a generator, a lock or the like. Take that out of it."
         ) from problem
     canonical: dict[Hashable, str] = {}
-    places: dict[str, str] = {}
+    paths: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
     for path, part in model.named_modules():
         for attribute, parameter in parameters_of(part).items():
@@ -215,16 +215,16 @@ def _module(
             if (id(part), attribute) not in seen:
                 seen.add((id(part), attribute))
                 path_here = f"{path}.{attribute}" if path else attribute
-                places[path_here] = canonical.setdefault(memory[path_here], path_here)
+                paths[path_here] = canonical.setdefault(memory[path_here], path_here)
     owned = dict(model.named_parameters(remove_duplicate=False))
     start = {name: owned[name].detach().clone() for name in canonical.values()}
 
     def call(values: dict[str, Tensor], x: Any) -> Any:
-        given = {path_here: values[name] for path_here, name in places.items()}
+        given = {path_here: values[name] for path_here, name in paths.items()}
         args, kwargs = arguments(x)
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
 
-    trained = {name: owned[name] for name in places}
+    trained = {name: owned[name] for name in paths}
     before = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     owned = trained | {f"{name} (of the model)": parameter for name, parameter in before.items()}
     return call, start, owned, model

@@ -52,13 +52,13 @@ def list_laws(
     """Return all formulas. `search` is asked for more only if those read off the program explain less than was
     counted.
     """
-    places = [LawsAtPoint(function, closure) for closure in closures]
+    points = [LawsAtPoint(function, closure) for closure in closures]
     inferred: list[Symmetry] = []
     if infer:
         say("reading laws off the program")
-        inferred = _holding(read_off(function), places)
+        inferred = _holding(read_off(function), points)
         say(f"{len(inferred)} laws read off hold {sum(symmetry.numbers for symmetry in inferred)} numbers")
-    first = places[0]
+    first = points[0]
     span = Span(function.size, function.device)
     span.add(first.directions([symmetry for symmetry in inferred if symmetry.exact]))
     laws = list(inferred)
@@ -77,7 +77,7 @@ def list_laws(
         inferred=tuple(symmetry.name for symmetry in inferred),
         explained=explained,
         approximate=span.rank - explained,
-        overlap=max(point.overlap(exact) for point in places),
+        overlap=max(point.overlap(exact) for point in points),
     )
 
 

@@ -47,10 +47,10 @@ def _protected(code: CodeType) -> tuple[tuple[int, int, bool], ...]:
     if not ranges:
         return ()
     instructions = list(dis.get_instructions(code))
-    places = {instruction.offset: number for number, instruction in enumerate(instructions)}
+    numbers = {instruction.offset: number for number, instruction in enumerate(instructions)}
     names = [instruction.opname for instruction in instructions]
     suppresses = "suppress" in code.co_names
-    return tuple((start, end, _catches(names[places[target] :], suppresses)) for start, end, target in ranges)
+    return tuple((start, end, _catches(names[numbers[target] :], suppresses)) for start, end, target in ranges)
 
 
 def _catches(names: list[str], suppresses: bool) -> bool:

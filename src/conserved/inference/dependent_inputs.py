@@ -202,8 +202,8 @@ def _legs(use: ParameterUse, relation: list[Fraction], shape: tuple[int, ...]) -
         if number:
             groups.setdefault(number, []).append(index)
     legs = []
-    for number, places in groups.items():
-        view = _view(use.name, shape, use.entries[:, places].T - 1)
+    for number, operations in groups.items():
+        view = _view(use.name, shape, use.entries[:, operations].T - 1)
         if view is None:
             return ()
         legs.append(Leg(view, _degree(number)))

@@ -93,12 +93,12 @@ def traded_laws(engine: Engine, regions: Sequence[Region]) -> list[FoundSymmetry
     if len(order) > MOST_SOLUTIONS:
         order = [free for free in order if free in live]
     for free in order:
-        echelon.add(columns[free], lambda places: first if (first := min(places)) < row else max(places))
+        echelon.add(columns[free], lambda entries: first if (first := min(entries)) < row else max(entries))
     basis = echelon.basis()
     own = [vector for pivot, vector in basis.items() if pivot >= row]
     traded = [vector for pivot, vector in basis.items() if pivot < row]
     vectors = [
-        {place - row: value for place, value in _sparser(vector, own, row).items() if place >= row} for vector in traded
+        {entry - row: value for entry, value in _sparser(vector, own, row).items() if entry >= row} for vector in traded
     ]
     return motions.symmetries([vector for vector in vectors if vector])
 
@@ -147,12 +147,12 @@ def _sparser(vector: Equation, own: Sequence[Equation], row: int) -> Equation:
         for other in own:
             for ratio in {simplest(Fraction(result[c]) / other[c]) for c in other if c in result and c >= row}:
                 trial = dict(result)
-                for place, value in other.items():
-                    total = trial.get(place, 0) - ratio * value
+                for entry, value in other.items():
+                    total = trial.get(entry, 0) - ratio * value
                     if total:
-                        trial[place] = total
+                        trial[entry] = total
                     else:
-                        trial.pop(place, None)
+                        trial.pop(entry, None)
                 if len(trial) < len(result):
                     result, shorter = trial, True
     return result
@@ -179,19 +179,19 @@ class _Motions:
         """Return motions as symmetries: those of single places of the same fields are rows of one law."""
         alike: dict[tuple[tuple[int, int, bool, float], ...], list[list[_Place]]] = defaultdict(list)
         for vector in vectors:
-            places = self._places(vector)
-            if places is not None:
-                alike[tuple(place.alike for place in places)].append(places)
+            motions = self._places(vector)
+            if motions is not None:
+                alike[tuple(motion.alike for motion in motions)].append(motions)
         result: list[FoundSymmetry] = []
         for members in alike.values():
-            members.sort(key=lambda places: [place.places for place in places])
-            single = all(len(place.places) == 1 and place.field >= 0 for places in members for place in places)
+            members.sort(key=lambda motions: [motion.places for motion in motions])
+            single = all(len(motion.places) == 1 and motion.field >= 0 for motions in members for motion in motions)
             together = self._symmetry(members) if single and len(members) > 1 else None
             if together is not None:
                 result.append(together)
                 continue
-            for places in members:
-                alone = self._symmetry([places])
+            for motions in members:
+                alone = self._symmetry([motions])
                 if alone is not None:
                     result.append(alone)
         return result
@@ -200,9 +200,9 @@ class _Motions:
         """Return what a motion does to each field; None if a parameter were scaled and shifted at once."""
         numbers = np.searchsorted(self.starts, list(vector), side="right") - 1
         by_field: dict[int, dict[int, Fraction]] = defaultdict(dict)
-        for (place, value), number in zip(vector.items(), numbers.tolist(), strict=True):
+        for (motion, value), number in zip(vector.items(), numbers.tolist(), strict=True):
             weight = self.fields[number][3].weight
-            by_field[number][place - self.starts[number]] = Fraction(value) * weight
+            by_field[number][motion - self.starts[number]] = Fraction(value) * weight
         whole: dict[int, Fraction] = defaultdict(Fraction)
         result = []
         for number, powers in sorted(by_field.items()):
@@ -212,34 +212,34 @@ class _Motions:
                 whole[region] += next(iter(powers.values()))
                 continue
             for power in sorted(set(powers.values())):
-                chosen = tuple(sorted(place for place, value in powers.items() if value == power))
+                chosen = tuple(sorted(motion for motion, value in powers.items() if value == power))
                 result.append(_Place(region, index, shift, simple(float(power)), chosen))
         result += [_Place(region, -1, False, simple(float(power)), ()) for region, power in whole.items() if power]
-        scaled = {place.region for place in result if not place.shift}
-        if not scaled.isdisjoint(place.region for place in result if place.shift):
+        scaled = {motion.region for motion in result if not motion.shift}
+        if not scaled.isdisjoint(motion.region for motion in result if motion.shift):
             return None
-        return sorted(result, key=lambda place: (place.shift, self.regions[place.region].origin, place.field))
+        return sorted(result, key=lambda motion: (motion.shift, self.regions[motion.region].origin, motion.field))
 
     def _symmetry(self, members: Sequence[Sequence[_Place]]) -> FoundSymmetry | None:
         """Return the symmetry whose row n is the n-th of some motions that are alike."""
         legs, parts = [], []
-        shifted = all(place.shift for place in members[0])
+        shifted = all(motion.shift for motion in members[0])
         several = len(members) > 1
         for column in zip(*members, strict=True):
-            place, region = column[0], self.regions[column[0].region]
-            fields = region.type.shifts if place.shift else region.type.factors
-            chosen = np.array([one.places[0] for one in column] if several else place.places, dtype=np.int64)
+            motion, region = column[0], self.regions[column[0].region]
+            fields = region.type.shifts if motion.shift else region.type.factors
+            chosen = np.array([one.places[0] for one in column] if several else motion.places, dtype=np.int64)
             try:
-                view = whole_view(region) if place.field < 0 else rows_view(region, fields[place.field].dims, chosen)
+                view = whole_view(region) if motion.field < 0 else rows_view(region, fields[motion.field].dims, chosen)
             except UnviewableError:
                 return None
-            if place.shift:
+            if motion.shift:
                 view = replace(view, offset=0.0)
             if shifted and view.m != 1:
                 return None
-            legs.append(Leg(view, place.power, logarithmic=place.shift and not shifted))
+            legs.append(Leg(view, motion.power, logarithmic=motion.shift and not shifted))
             rows = chosen[:, None] if several else chosen[None]
-            parts.append(LegPart(region, place.field, place.power, rows, shift=place.shift))
+            parts.append(LegPart(region, motion.field, motion.power, rows, shift=motion.shift))
         if shifted:
             # Both sides of a relation, but no scale of a parameter: such numbers are added to several at once.
             return None if several else FoundSymmetry(Translation(), tuple(legs), parts).signed()

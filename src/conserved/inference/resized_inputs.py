@@ -21,12 +21,12 @@ def resize(inputs: Any) -> Iterator[tuple[str, Any]]:
     scores). Whether a program takes such inputs is seen by calling it.
     """
     leaves, form = tree_flatten(inputs)
-    for places in _groups(leaves):
-        size = next(leaves[number].shape[axis] for number, axis in places)
+    for dims in _groups(leaves):
+        size = next(leaves[number].shape[axis] for number, axis in dims)
         for other in dict.fromkeys((size + 1, max(size // 2, 1))):
             if other != size:
-                changed = [_with_size(leaf, n, places, other) for n, leaf in enumerate(leaves)]
-                yield f"{other} instead of {size} along axis {_name_sizes(places)}", tree_unflatten(changed, form)
+                changed = [_with_size(leaf, n, dims, other) for n, leaf in enumerate(leaves)]
+                yield f"{other} instead of {size} along axis {_name_sizes(dims)}", tree_unflatten(changed, form)
 
 
 def _groups(leaves: list[Any]) -> list[Places]:
@@ -37,7 +37,7 @@ def _groups(leaves: list[Any]) -> list[Places]:
                 if size:
                     at.setdefault((axis, size), set()).add((number, axis))
                     at.setdefault(size, set()).add((number, axis))
-    return list(dict.fromkeys(frozenset(places) for places in at.values()))
+    return list(dict.fromkeys(frozenset(dims) for dims in at.values()))
 
 
 def _name_sizes(places: Places) -> str:

@@ -248,8 +248,8 @@ def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> l
     faced = layout.turned() if products.faces == "columns" else layout
     result = []
     for source, row in recipe.rows:
-        lies = faced if row is None else faced.row_of_units(products.unit, row)
-        if lies is None:
+        row_layout = faced if row is None else faced.row_of_units(products.unit, row)
+        if row_layout is None:
             return None
-        result.append((source, lies))
+        result.append((source, row_layout))
     return result

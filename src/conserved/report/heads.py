@@ -94,9 +94,9 @@ def _by_layer(heads: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str,
 
 def _ranks(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
     labels = _labels(heads)
-    places = range(1, len(heads) + 1)
+    abscissae = range(1, len(heads) + 1)
     data = [
-        trace("markers", kind, places, [head.get(field) for head in heads], text=labels,
+        trace("markers", kind, abscissae, [head.get(field) for head in heads], text=labels,
               marker={"size": 9, "symbol": symbol})
         for kind, field, symbol in (
             ("rank", "rank", "circle"),
@@ -105,7 +105,7 @@ def _ranks(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
         )
     ]  # fmt: skip
     style = {"dash": "dot", "shape": "hvh", "color": "var(--muted)"}
-    data.append(trace("lines", "bound", places, [head.get("bound") for head in heads], line=style))
+    data.append(trace("lines", "bound", abscissae, [head.get("bound") for head in heads], line=style))
     return Plot(
         anchor=f"attention-{name}-ranks",
         title="Rank of the energy field",
@@ -124,9 +124,9 @@ def _beside_gaussian(
     offset = 0
     layers = _by_layer(heads)
     for layer, members in layers.items():
-        places, heights = range(offset + 1, offset + 1 + len(members)), [head.get(field) for head in members]
+        abscissae, heights = range(offset + 1, offset + 1 + len(members)), [head.get(field) for head in members]
         shown = len(layers) <= 8
-        data.append(trace("bar", layer or "(model)", places, heights, text=_labels(members), showlegend=shown))
+        data.append(trace("bar", layer or "(model)", abscissae, heights, text=_labels(members), showlegend=shown))
         offset += len(members)
     gaussian = [head.get(f"gaussian_{field}") for head in heads]
     if any(value is not None for value in gaussian):

@@ -92,5 +92,5 @@ def mark(x: float, y: float, symbol: str, size: float) -> str:
         return (
             f"M{number(x - half)},{number(y)}a{half:g},{half:g} 0 1 0 {size:g},0a{half:g},{half:g} 0 1 0 {-size:g},0Z"
         )
-    places = {"x": x, "y": y, "l": x - half, "r": x + half, "t": y - half, "b": y + half}
-    return shape.format(**{name: number(value) for name, value in places.items()})
+    corners = {"x": x, "y": y, "l": x - half, "r": x + half, "t": y - half, "b": y + half}
+    return shape.format(**{name: number(value) for name, value in corners.items()})

@@ -79,24 +79,24 @@ def _places(trace: Mapping[str, Any], x: Scale, y: Scale) -> Iterator[tuple[int,
 
 
 def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
-    places = list(_places(trace, x, y))
-    mode = str(trace.get("mode") or ("lines" if len(places) > 1 else "markers"))
+    points = list(_places(trace, x, y))
+    mode = str(trace.get("mode") or ("lines" if len(points) > 1 else "markers"))
     name = plain(trace.get("name") or "")
     marks = []
     if trace.get("fill") == "toself":
-        outline = [(a, b) for _, a, b in places if a is not None and b is not None]
+        outline = [(a, b) for _, a, b in points if a is not None and b is not None]
         fill = colour(trace.get("fillcolor"), shade)
         marks.append(path(polyline([_held(outline, x, y)], closed=True), f"fill:{fill};stroke:none"))
     elif "lines" in mode:
         line = trace.get("line") if isinstance(trace.get("line"), Mapping) else {}
-        pieces = [_thin(piece) for piece in _pieces(places, x, y)]
+        pieces = [_thin(piece) for piece in _pieces(points, x, y)]
         if (line or {}).get("shape") == "hvh":
             pieces = [_as_steps(piece) for piece in pieces]
         drawn = polyline(pieces)
         if drawn:
             marks.append(path(drawn, stroke(line, shade, opacity=trace.get("opacity", 1)), kind="line", title=name))
     if "markers" in mode:
-        marks.append(_markers(trace, places, shade, x, y))
+        marks.append(_markers(trace, points, shade, x, y))
     return "".join(marks)
 
 

@@ -87,8 +87,8 @@ class Claim:
     """Whether the check measures a stand-in for what the statement is about."""
 
     def __post_init__(self) -> None:
-        document, _, place = self.code.partition(".")
-        if not document or not place or any(letter.isspace() for letter in self.code):
+        document, _, statement = self.code.partition(".")
+        if not document or not statement or any(letter.isspace() for letter in self.code):
             raise ValueError(f"A code names a source and a place in it, such as note.L10; got {self.code!r}.")
 
     @property

@@ -39,12 +39,12 @@ def runs_that_count(runs: Sequence[LongRun]) -> dict[str, LongRun]:
     Returns:
         By recipe, and those in float64 that did not come to the end as "RECIPE, float64".
     """
-    found: dict[str, LongRun] = {}
+    latest: dict[str, LongRun] = {}
     for run in sorted(runs, key=lambda run: (run.trajectory.steps, FINENESS.index(run.arithmetic.products))):
-        found[run.trajectory.recipe] = run
+        latest[run.trajectory.recipe] = run
     exact = [run for run in runs if run.arithmetic.products == "double"]
-    found |= {f"{recipe}, float64": run for run in exact if found[recipe := run.trajectory.recipe] is not run}
-    return dict(sorted(found.items()))
+    latest |= {f"{recipe}, float64": run for run in exact if latest[recipe := run.trajectory.recipe] is not run}
+    return dict(sorted(latest.items()))
 
 
 def summary_of(runs: Sequence[LongRun], fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def take_fingerprints(folder: Path) -> None:
     """Write the fingerprints of all passages, from the sources in a folder."""
     texts = {document: read(folder, document) for document in DOCUMENTS}
     wanted = sorted({(claim.document, claim.passage.lines) for claim in claims() if claim.passage.lines})
-    found = {key(document, lines): fingerprint(texts[document], lines) for document, lines in wanted}
-    _write("fingerprints.json", found)
+    prints = {key(document, lines): fingerprint(texts[document], lines) for document, lines in wanted}
+    _write("fingerprints.json", prints)
     fingerprints.cache_clear()
 
 
@@ -74,11 +74,11 @@ def main() -> None:
         sys.stderr.write(f"{place + 1}/{count} {claim.code}\n")
 
     chosen = [claim for pattern in given.only for claim in claims(pattern)] if given.only else claims()
-    found = list(outcomes(chosen, progress=tell))
-    broken = [f"{outcome.claim.code}: {outcome.failure}" for outcome in found if outcome.failure]
+    finished = list(outcomes(chosen, progress=tell))
+    broken = [f"{outcome.claim.code}: {outcome.failure}" for outcome in finished if outcome.failure]
     if broken:
         sys.exit("Nothing was written; these checks did not come to an end:\n" + "\n".join(broken))
-    fresh = (_kept() if given.only else {}) | record_of_outcomes(found)
+    fresh = (_kept() if given.only else {}) | record_of_outcomes(finished)
     _write("recorded.json", {claim.code: fresh[claim.code] for claim in claims() if claim.code in fresh})
     records.cache_clear()
     recorded.cache_clear()

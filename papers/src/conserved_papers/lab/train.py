@@ -58,8 +58,8 @@ class Limits:
 def marks(steps: int) -> list[int]:
     """0, and about three steps per doubling up to the last, the powers of two among them."""
     octaves = range(int(math.log2(max(1, steps)) * _PER_OCTAVE) + 1)
-    found = {round(2 ** (place / _PER_OCTAVE)) for place in octaves}
-    return sorted({0, steps, *(mark for mark in found if mark <= steps)})
+    rounded = {round(2 ** (place / _PER_OCTAVE)) for place in octaves}
+    return sorted({0, steps, *(mark for mark in rounded if mark <= steps)})
 
 
 def train(

@@ -123,8 +123,8 @@ class RestoredState(StepIdentity):
                     "key missing and strict=False?",
                 )
             )
-        for one, before, after in zip(step.optimizers, saved["optimizers"], now["optimizers"], strict=False):
-            self._compare(step, type(one).__name__, before, after)
+        for stepped, before, after in zip(step.optimizers, saved["optimizers"], now["optimizers"], strict=False):
+            self._compare(step, type(stepped).__name__, before, after)
         for before, after in zip(saved.get("schedules", ()), now["schedules"], strict=False):
             if before != after and before[0] == after[0]:
                 step.report(

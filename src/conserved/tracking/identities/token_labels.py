@@ -77,16 +77,16 @@ class TokenLabels(StepIdentity):
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self.close(step)
-        found, self._labels = self._labels, []
-        if self._done or not found:
+        pairs, self._labels = self._labels, []
+        if self._done or not pairs:
             return
         self._done = True
         tokens = _token_inputs(step)
-        shifts = [(x, labels, shift) for labels in found for x in tokens for shift in _shifts(x, labels)]
+        shifts = [(x, labels, shift) for labels in pairs for x in tokens for shift in _shifts(x, labels)]
         # Heads that predict several tokens ahead stand beside one that predicts the next.
         if any(shift == 1 for _, _, shift in shifts):
             shifts = [row for row in shifts if row[2] == 1]
-        if not shifts and any(_is_transposed(x, labels) for labels in found for x in tokens):
+        if not shifts and any(_is_transposed(x, labels) for labels in pairs for x in tokens):
             step.report(
                 StepFinding(
                     code="labels",

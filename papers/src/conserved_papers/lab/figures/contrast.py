@@ -22,8 +22,8 @@ _SPOILED = {
 
 def figure5(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
     """Laws beside the quantities of Appendix E.2, at the middle step size."""
-    found = panels_of(trajectories, "figure2", scale)
-    shown = [(title, runs[sorted(runs)[len(runs) // 2]], family) for title, runs, family in found]
+    results = panels_of(trajectories, "figure2", scale)
+    shown = [(title, runs[sorted(runs)[len(runs) // 2]], family) for title, runs, family in results]
     if not shown:
         return None
     data: list[dict[str, Any]] = []

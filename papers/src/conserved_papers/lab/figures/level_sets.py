@@ -56,7 +56,7 @@ def figure1(found: Mapping[str, dict[str, Any]]) -> Figure | None:
 
 
 def _branches(level: float) -> list[dict[str, Any]]:
-    across = [_REACH * (place / 40 - 1) for place in range(81)]
+    across = [_REACH * (number / 40 - 1) for number in range(81)]
     outward = [math.sqrt(level + value * value) for value in across]
     inward = [-value for value in outward]
     pairs = ((outward, across), (inward, across), (across, outward), (across, inward))
