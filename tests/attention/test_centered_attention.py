@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from conserved.attention import NotInvariantError, centered
@@ -430,6 +431,98 @@ def test_functions_that_are_not_invariant_are_refused(function: Function, reason
     q, k, v, _ = inputs(dtype=dtype)
     with pytest.raises(NotInvariantError, match=reason):
         centered(function)(q, k, v)
+
+
+def quantising_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, (4 * k).round() / 4, v)
+
+
+def test_steps_of_quantised_keys_do_not_hide_from_the_probe() -> None:
+    with pytest.raises(NotInvariantError, match="rotates keys"):
+        centered(quantising_keys)(*inputs()[:3])
+
+
+def _cap(size: float) -> Callable[..., Tensor]:
+    return lambda score: size * torch.tanh(score / size)
+
+
+class _Steepness:
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def cap(self, score: Tensor) -> Tensor:
+        return _cap(self.size)(score)
+
+
+def _negligible(score: Tensor) -> Tensor:
+    return score + 1.0
+
+
+@pytest.mark.parametrize(
+    ("harmless", "capping"),
+    [
+        (_negligible, _cap(5.0)),
+        (_cap(1e9), _cap(5.0)),
+        (partial(_negligible), partial(_cap(5.0))),
+        (_Steepness(1e9).cap, _Steepness(5.0).cap),
+        ({"cap": _cap(1e9)}, {"cap": _cap(5.0)}),
+        ((1, _cap(1e9)), (1, _cap(5.0))),
+        (_Steepness(1e9), _Steepness(5.0)),
+    ],
+    ids=["function", "closure", "partial", "method", "mapping", "tuple", "object"],
+)
+def test_options_that_change_the_function_are_probed_again(harmless: Any, capping: Any) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, option: Any) -> Tensor:
+        option = option["cap"] if isinstance(option, dict) else option[1] if isinstance(option, tuple) else option
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        return getattr(option, "cap", option)(scores).softmax(-1) @ v
+
+    q, k, v, _ = inputs()
+    wrapped = centered(attend)
+    wrapped(q, k, v, option=harmless)
+    with pytest.raises(NotInvariantError, match="scores are capped"):
+        wrapped(q, k, v, option=capping)
+
+
+def test_parameters_are_probed_one_by_one() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        return torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1] @ v
+
+    q, k, v, _ = inputs()
+    closed, learned = (nn.Parameter(torch.full((4, 1, 1), size).double()) for size in (-torch.inf, 0.0))
+    wrapped = centered(attend)
+    wrapped(q, k, v, sinks=closed)
+    with pytest.raises(NotInvariantError, match="rows do not sum to one"):
+        wrapped(q, k, v, sinks=learned)
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+@pytest.mark.parametrize("queries", [10, 17, 20])
+def test_causal_biases_of_pytorch_are_read(bias: Callable[..., Any], queries: int) -> None:
+    tensors = inputs(queries=queries, keys=17)
+    plain = passes(sdpa(attn_mask=bias(queries, 17)), *tensors)
+    mended = passes(lambda q, k, v: centered()(q, k, v, attn_mask=bias(queries, 17)), *tensors)
+    for a, b in zip(mended, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12, equal_nan=True)
+        assert type(a) is Tensor
+
+
+def test_a_list_of_outputs_stays_a_list() -> None:
+    q, k, v, _ = inputs()
+    (output,) = centered(lambda q, k, v: [F.scaled_dot_product_attention(q, k, v)])(q, k, v)
+    torch.testing.assert_close(output, F.scaled_dot_product_attention(q, k, v), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("size", [1e-4, 1e-3])
+def test_the_mark_of_empty_rows_is_no_larger_than_small_values(dtype: torch.dtype, size: float) -> None:
+    q, k, v, gradient = inputs(width=64)
+    tensors = [tensor.to(dtype) for tensor in (q, k, size * v, gradient)]
+    before = errors(lambda q, k, v: written_out(q, k, v, hidden=~TRIANGLE), sdpa(is_causal=True), tensors)
+    after = errors(lambda q, k, v: centered(written_out)(q, k, v, hidden=~TRIANGLE), sdpa(is_causal=True), tensors)
+    assert all(a < max(1.3 * b, torch.finfo(dtype).eps) for a, b in zip(after, before, strict=True)), (before, after)
 
 
 def test_capped_scores_may_have_their_values_centered() -> None:

@@ -41,6 +41,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -51,7 +52,12 @@ from conserved._torch_compat import SCALED_DOT_PRODUCT
 from conserved.attention.fused_centering import ShiftedKeysAndValues, ShiftedOutput, kernels_apply
 from conserved.attention.gauge_constants import Constants, row_constants, with_marker
 from conserved.attention.invariance import Attend, Invariance, probe_invariance
-from conserved.attention.sampled_rows import document_of_tokens, packed_documents, readable_mask
+from conserved.attention.sampled_rows import (
+    causal_bias_as_flag,
+    document_of_tokens,
+    packed_documents,
+    readable_mask,
+)
 
 _SDPA = SCALED_DOT_PRODUCT
 """PyTorch's function itself, whatever listeners have put in its place in `torch.nn.functional`."""
@@ -123,6 +129,7 @@ class CenteredAttention:
         Returns:
             What `attend` returns.
         """
+        options = causal_bias_as_flag(options)
         if key.is_nested or not (query.shape[self.axis] and key.shape[self.axis]) or self._decodes(query, key):
             return attend(query, key, value)
         values = self.values and not drops(options)
@@ -137,16 +144,18 @@ class CenteredAttention:
         constants = self._constants(q, k, v, options, values=values, plain=plain)
         shifted_key, shifted_value = (heads_first(tensor, self.axis) for tensor in _shifted(k, v, constants))
         outputs = attend(query, shifted_key, shifted_value)
-        first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        first, *others = outputs if isinstance(outputs, tuple | list) else (outputs,)
         if constants.value is not None:
             sees = None if plain else self._sees(first, q, k, options)
             first = self._restored(first, constants.of_tokens(constants.value), sees)
+        if isinstance(outputs, list):
+            return [first, *others]
         return (first, *others) if isinstance(outputs, tuple) else first
 
     def invariance(
         self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> Invariance:
-        """Probe a kind of call once: a kind is the set of options, not which tensors they are or how long."""
+        """Probe a kind of call once: a kind is the values of its options, but for tensors that are not parameters."""
         shown = [(name, _kind(option)) for name, option in sorted(options.items())]
         kind = (*shown, query.dtype, query.device.type, query.ndim, query.shape[-1])
         if kind not in self.probed:
@@ -168,10 +177,10 @@ class CenteredAttention:
             chosen = row_constants(query.detach(), key.detach(), value.detach(), options)
             constant = chosen.value if values else None
             if constant is not None:
-                if not (plain or readable_mask(query, key, options) is not None):
-                    constant = with_marker(constant, value)
                 # The same number must be subtracted and added, so it is rounded to what the output is stored in.
                 stored = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+                if not (plain or readable_mask(query, key, options) is not None):
+                    constant = with_marker(constant, value, stored)
                 constant = constant.to(stored).to(value.dtype)
             key_constant = chosen.key.to(key.dtype) if self.keys and chosen.key is not None else None
             return Constants(key_constant, constant, chosen.documents)
@@ -298,5 +307,43 @@ def drops(options: Mapping[str, Any]) -> bool:
     return any(bool(options.get(name)) for name in ("dropout_p", "dropout"))
 
 
-def _kind(option: Any) -> Any:
-    return option if isinstance(option, bool | int | float | str | None) else type(option).__qualname__
+_DEPTH = 4
+"""How deep `_kind` looks into containers, objects and what functions close over."""
+
+
+def _kind(option: Any, depth: int = _DEPTH) -> Any:
+    """Return a value that two options share only if the function cannot tell one from the other by its symmetry.
+
+    Numbers, names and what functions and plain objects consist of count by value: a cap on scores may be an argument of
+    a function or an attribute of a configuration. Masks differ from call to call, so tensors count by type, except for
+    parameters, which may be the sinks of one layer.
+    """
+    if isinstance(option, bool | int | float | str | bytes | None):
+        return option
+    name = f"{type(option).__module__}.{type(option).__qualname__}"
+    if isinstance(option, Tensor):
+        return (name, id(option)) if option.is_leaf and option.requires_grad else name
+    if depth == 0:
+        return name
+    if isinstance(option, partial):
+        parts: Any = (option.func, option.args, option.keywords)
+    elif isinstance(option, FunctionType):
+        cells = [_contents(cell) for cell in option.__closure__ or ()]
+        parts = (*(option.__defaults__ or ()), *(option.__kwdefaults__ or {}).values(), *cells)
+        return (name, option.__code__, *(_kind(part, depth - 1) for part in parts))
+    elif isinstance(option, MethodType):
+        parts = (option.__func__, option.__self__)
+    elif isinstance(option, Mapping):
+        parts = [part for pair in option.items() for part in pair]
+    elif isinstance(option, tuple | list):
+        parts = option
+    else:
+        parts = [part for pair in getattr(option, "__dict__", {}).items() for part in pair]
+    return (name, *(_kind(part, depth - 1) for part in parts))
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the name is bound later
+        return None

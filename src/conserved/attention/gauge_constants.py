@@ -130,7 +130,7 @@ def _constants_by_document(
     return replace(chosen, key=_without_noise(chosen, sampled_queries(query, key, options, sample), key))
 
 
-def with_marker(constant: Tensor, value: Tensor) -> Tensor:
+def with_marker(constant: Tensor, value: Tensor, stored: torch.dtype) -> Tensor:
     """Move one component of a constant of values beyond all of them, so that rows that see no key can be recognised.
 
     A row that sees a key is a weighted mean of values. If a component of the constant lies below all values (or above),
@@ -140,6 +140,7 @@ def with_marker(constant: Tensor, value: Tensor) -> Tensor:
     Args:
         constant: (…, heads, 1, width); heads whose constant is zero need no marker and get none.
         value: (…, heads, length, width).
+        stored: the precision in which the output is stored, where the component must not vanish.
 
     Returns:
         The constant with its marker.
@@ -148,7 +149,7 @@ def with_marker(constant: Tensor, value: Tensor) -> Tensor:
     low, high = value.amin(-2, keepdim=True), value.amax(-2, keepdim=True)
     # At least 1/64 of the entries: rounding of the constant, at most 65/256 margins, then cannot reach them.
     margin = torch.maximum(high - low, torch.maximum(low.abs(), high.abs())) / 64
-    margin = margin.clamp_min(256 * torch.finfo(torch.float16).tiny)
+    margin = margin.clamp_min(torch.finfo(stored).tiny)
     below, above = low - margin, high + margin
     marker = torch.where(constant - below <= above - constant, below, above)
     way = (marker - constant).abs()

@@ -23,7 +23,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Any]
 _TF32_ROUNDOFF = 2.0**-11
 """Unit roundoff of the coarsest arithmetic that kernels use for float32 matrix products."""
 
-_VALUE_SHIFT = 2.0
+_VALUE_SHIFT = 2.125
+"""An odd number of eighths, as the shift of keys is: steps of quantised keys and values do not divide it."""
 
 
 class NotInvariantError(ConservedError, ValueError):
@@ -133,7 +134,7 @@ def _probe(
     signs = torch.from_numpy(draws).to(device=query.device, dtype=dtype)
     q, k, v = 4 * grid(query, 3) + 2 * signs, grid(key, 8), grid(value, 8)
     # 3 for a width of 64: the shift of scores is 2 · shift · sqrt(width); at most 12, so that sums fit in 8 bits.
-    shift = min(12.0, max(1.0, round(8 * 24 / query.shape[-1] ** 0.5) / 8)) * signs
+    shift = (2 * round(4 * min(11.75, max(1.0, 24 / query.shape[-1] ** 0.5))) + 1) / 8 * signs
     inward, outward = (weight.to(dtype) for weight in weights)
     shift = shift * inward
     plain = _call(attend, q, k, v)

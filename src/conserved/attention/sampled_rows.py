@@ -135,6 +135,17 @@ def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Ten
     return mask
 
 
+def causal_bias_as_flag(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options with a flag instead of a mask of type CausalBias, whose entries are not initialised."""
+    for name in _MASKS:
+        kind: Any = type(options.get(name))
+        # By name: to import the class takes longer than all of this package.
+        if (kind.__module__, kind.__name__) == ("torch.nn.attention.bias", "CausalBias"):
+            lower_right = cast("Any", options[name]).variant.name == "LOWER_RIGHT"
+            return {**options, name: None, "causal" if lower_right else "is_causal": True}
+    return options
+
+
 def hides_nothing_but_later_keys(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> bool:
     """Return whether the options name no mask, window or packing, and a causal flag for equal lengths at most."""
     causal = bool(options.get("is_causal") or options.get("causal"))
