@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from conserved import recognize
-from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
+from conserved.auditing.diagnosis import Diagnosis, Origin, SuspectIdentities, diagnose
 from conserved.auditing.gradient_peaks import PeakHistory
 from conserved.auditing.noise import SIGMAS, noise_multiples, suspicious
 from conserved.auditing.reference_comparison import foreign_gradients
@@ -77,7 +77,7 @@ def _diagnose(size: float, factor: float) -> Diagnosis:
     residuals = balance_of(plan, theta, replay.gradients(exact)).residuals
     floors = suspicious(torch.float16, plan.entries)
     assert residuals[0] > floors[0], "the residual must be suspected, or nothing is tested"
-    suspects = Suspects(
+    suspects = SuspectIdentities(
         symmetries=[law],
         residuals=residuals,
         floors=floors,
@@ -114,7 +114,7 @@ def test_a_residual_whose_rounding_could_not_be_sampled_is_not_refuted() -> None
     gradients["0.weight"] += 1e-3 * torch.randn(8, 12)
     (law,) = recognize(model, x)
     plan = Plan.of([law], kernels=False)
-    suspects = Suspects(
+    suspects = SuspectIdentities(
         symmetries=[law],
         residuals=balance_of(plan, theta, gradients).residuals,
         floors=suspicious(torch.float32, plan.entries),

@@ -33,7 +33,7 @@ def test_scale_asks_for_gradients() -> None:
         conserved.check_scale(nn.Linear(2, 2), lambda: 0.0)
 
 
-class Evaluated(nn.Module):
+class EvaluatedMoments(nn.Module):
     """A sequence model with one thing wrong in eval mode."""
 
     def __init__(self, wrong: str) -> None:
@@ -56,9 +56,9 @@ class Evaluated(nn.Module):
 )
 def test_what_a_model_does_in_eval_mode_is_named(wrong: str, said: str) -> None:
     torch.manual_seed(0)
-    model, tokens = Evaluated(wrong), torch.randint(11, (4, 6))
+    model, tokens = EvaluatedMoments(wrong), torch.randint(11, (4, 6))
     found = conserved.check_eval(model, tokens, causal=True)
     assert not found.ok
     assert said in found.verdict.message
     assert model.training
-    assert conserved.check_eval(Evaluated(""), tokens, causal=True).ok
+    assert conserved.check_eval(EvaluatedMoments(""), tokens, causal=True).ok

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from as_written import import_as_written
 from conserved import Monitor, audit, blocks, recognize
 from conserved.moment import Direction, LawPairs, Moments, Plan, Point, triton_backend
-from conserved.moment.forms import FormValues, Wanted, forms
+from conserved.moment.forms import FormValues, WantedNumbers, forms
 from conserved.moment.launches import Launch, Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import LegProgram, ProgramLeg
@@ -88,9 +88,9 @@ def placed(tensors: list[Tensor]) -> PlainTensors:
 
 
 CASES = {
-    "sizes": (torch.float32, Wanted(sizes=True), -1),
-    "law": (torch.bfloat16, Wanted(law=True), 1),
-    "all": (torch.float16, Wanted(), -1),
+    "sizes": (torch.float32, WantedNumbers(sizes=True), -1),
+    "law": (torch.bfloat16, WantedNumbers(law=True), 1),
+    "all": (torch.float16, WantedNumbers(), -1),
 }
 READ = [code for code, kind in KINDS.items() if not kind.linear]
 """Translations have a kernel of their own."""
@@ -385,7 +385,7 @@ def test_factors_of_any_number_and_types_are_told_apart(
     """Four factors are read once each; more of them, pair by pair."""
     view, products = VIEWS["rows of a head"], KINDS[code].products
     layout, sets, seen = drawn(view, dtypes)
-    wanted, pairs = Wanted(law=law), ((0, 0), (0, 1), (1, 2), (len(dtypes) - 1, 0), (2, 2))
+    wanted, pairs = WantedNumbers(law=law), ((0, 0), (0, 1), (1, 2), (len(dtypes) - 1, 0), (2, 2))
     found, _ = run(ProgramLeg(products, -1, layout, pairs, dtypes, wanted), sets)
     for number, matrices in enumerate(seen):
         expected, _ = forms(TORCH, products, -1, matrices, pairs, (0.0,) * len(dtypes), torch.float64, wanted)
@@ -396,7 +396,7 @@ def test_factors_of_any_number_and_types_are_told_apart(
 
 def test_a_program_reads_addresses_anew_every_time(kernels: list[str]) -> None:
     layout, sets, _ = drawn(VIEWS["rows of a head"], (torch.float32, torch.float32))
-    leg = ProgramLeg(KINDS["scaling"].products, 1, layout, ((0, 1),), (torch.float32, torch.float32), Wanted())
+    leg = ProgramLeg(KINDS["scaling"].products, 1, layout, ((0, 1),), (torch.float32, torch.float32), WantedNumbers())
     program = LegProgram.of([(leg, [(0, 0), (2, 0), (4, 0)])])
     doubled = [2 * tensor for some in sets for tensor in some]
     once, twice = program.run(placed([tensor for some in sets for tensor in some])), program.run(placed(doubled))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from as_written import import_as_written
 from conserved.moment import Direction, LawPairs, Magnitudes, Moments, Pair, Plan, Point, Source, triton_backend
-from conserved.moment.forms import Wanted
+from conserved.moment.forms import WantedNumbers
 from conserved.moment.portions import in_portions as read_in_portions
-from conserved.moment.sources import Gathered
+from conserved.moment.sources import GatheredTensors
 from conserved.symmetry import KINDS, Leg, OuterProduct, Pick, RowProducts, Symmetry, View
 from reference.moment_map import BY_CODE
 from tolerances import AGREE
@@ -127,8 +127,10 @@ def at_once(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, siz
 
 
 def in_portions(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, sizes: bool = False) -> Moments:
-    wanted = Wanted(isinstance(pairs, LawPairs), any(isinstance(source, Magnitudes) for source in sources), sizes)
-    return Moments(len(plan.symmetries), read_in_portions(plan, Gathered(sources, tuple(pairs)), wanted, None))
+    wanted = WantedNumbers(
+        isinstance(pairs, LawPairs), any(isinstance(source, Magnitudes) for source in sources), sizes
+    )
+    return Moments(len(plan.symmetries), read_in_portions(plan, GatheredTensors(sources, tuple(pairs)), wanted, None))
 
 
 def in_kernels(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, sizes: bool = False) -> Moments:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from as_written import import_as_written
 from conserved.moment import triton_backend
-from conserved.moment.forms import Wanted
+from conserved.moment.forms import WantedNumbers
 from conserved.moment.layouts import Axes, Layout, PlainTensors
 from conserved.moment.leg_programs import LegProgram, ProgramLeg
 from conserved.symmetry.products import RowProducts, Term
@@ -67,7 +67,7 @@ def test_columns_in_pieces_are_added_up(sizes: bool, monkeypatch: pytest.MonkeyP
     a, b = torch.randn(2, 2, 1200, 5)
     layout = Layout(0, ((1, 0), (2, 6000)), ((1, 0), (5, 1)), ((1, 0), (1200, 5)))
     products = RowProducts(terms=(Term(0, 0, 0, 1),))
-    leg = ProgramLeg(products, 1, layout, ((0, 1),), (torch.float32,) * 2, Wanted(sizes=sizes))
+    leg = ProgramLeg(products, 1, layout, ((0, 1),), (torch.float32,) * 2, WantedNumbers(sizes=sizes))
     values, squares = _program(leg, [a.contiguous(), b.contiguous()], monkeypatch)
     torch.testing.assert_close(values.reshape(2, 5), (a * b).sum(1), rtol=1e-5, atol=1e-4)
     if sizes:
@@ -80,7 +80,7 @@ def test_all_entries_are_added_up_in_rows(sizes: bool, monkeypatch: pytest.Monke
     a, b = torch.randn(2, 3 * 1024 * 3)
     layout = Layout(0, ((1, 0), (1, 0)), ((1, 0), (prod(a.shape), 1)), ((1, 0), (1, 0)))
     products = RowProducts(terms=(Term(0, 0, 0, 1),), faces="entries")
-    leg = ProgramLeg(products, 1, layout, ((0, 1),), (torch.float32,) * 2, Wanted(sizes=sizes))
+    leg = ProgramLeg(products, 1, layout, ((0, 1),), (torch.float32,) * 2, WantedNumbers(sizes=sizes))
     values, squares = _program(leg, [a, b], monkeypatch)
     torch.testing.assert_close(values.flatten(), (a @ b).reshape(1), rtol=1e-5, atol=1e-3)
     if sizes:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conserved import Monitor, recognize
 from conserved.moment import torch_backend
-from conserved.moment.forms import Wanted, forms
+from conserved.moment.forms import WantedNumbers, forms
 from conserved.symmetry import KINDS, Kind, moment_map
 from conserved.tracking import ledger
 from conserved.tracking.step_expansion import SlotWeights, StepWeights
@@ -78,7 +78,7 @@ def test_pairings_are_the_polar_form_of_the_moment_map(
         legs = [leg.mT if layout == "columns" else leg for leg in legs]
         if layout == "strided":
             legs = [torch.randn(6, 3, 17, dtype=dtype).transpose(0, 1) for _ in range(3)]
-        directions, law = (0.0, 0.0, 0.0), Wanted(law=True)
+        directions, law = (0.0, 0.0, 0.0), WantedNumbers(law=True)
         values, _ = forms(torch_backend.TORCH, one.products, 1, legs, PAIRS, directions, dtype, law)
         for form, (i, j) in zip(one.products.polar(values), PAIRS, strict=True):
             torch.testing.assert_close(form, polar_by_definition(one, legs[i], legs[j]), rtol=AGREE[dtype], atol=1e-5)

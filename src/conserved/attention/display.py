@@ -30,7 +30,7 @@ def table(field: EnergyField) -> str:
 
 
 def _rows(field: EnergyField) -> Iterator[tuple[str, ...]]:
-    """Yield rows beyond those that are shown are named only, so that a field of a thousand heads costs no more."""
+    """Yield a row for each head; heads beyond the first `html.MOST` are named only, so that a thousand cost no more."""
     spectra = field.singular_values
     statistics = (field.rank, field.effective_rank, field.stable_rank, field.participation, field.coherence)
     sums = field.row_sums.abs().amax(-1)

@@ -257,7 +257,7 @@ def _masked(
     scale: float,
     leading: int,
 ) -> EnergyField:
-    """Return queries see some of the keys."""
+    """Compute the field where queries see only some of the keys."""
     heads, (queries, width), n = q.shape[:-2], q.shape[-2:], k.shape[-2]
     mean, forms, offset, *sizes = placed(
         k.device, keys.mean, key_forms(space, None), space.offset.expand(heads), *_sizes(keys, space, heads)

@@ -91,7 +91,7 @@ class LowRankTable(PrintableResult):
 
 
 def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*heads n1"]:
-    """Return relative Frobenius error of keeping 0, 1, …, n directions."""
+    """Return the relative Frobenius errors of keeping 0, 1, …, n directions."""
     squares = values.square()
     tails = squares.flip(-1).cumsum(-1).flip(-1)
     tails = torch.nn.functional.pad(tails, (0, 1))

@@ -17,7 +17,7 @@ HOST_HEADS = 16
 
 
 def fetched(x: Tensor, heads: int) -> Callable[[], Tensor]:
-    """Return queues a copy to where matrices of so many heads are factored; calling the result waits for it."""
+    """Queue a copy to where matrices of so many heads are factored, and return a function that waits for it."""
     if x.device.type == "cpu" or heads > HOST_HEADS:
         return lambda: x
     if x.device.type != "cuda":

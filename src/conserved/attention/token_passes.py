@@ -88,7 +88,7 @@ def _centred(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
 
 
 def centred_as_read(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
-    """Return in one kernel that converts what it reads and writes: for a GPU."""
+    """Subtract the mean in one kernel that converts what it reads and writes: for a GPU."""
     return torch.sub(block, mean, out=torch.empty(block.shape, dtype=work, device=block.device))
 
 

@@ -88,7 +88,7 @@ class BackwardPass:
 
     @staticmethod
     def of(parts: ModelParts, laws: LawSet, layout: GivenLayout | None = None) -> BackwardPass:
-        """Return after a backward pass of a model that has these parts."""
+        """Read the parameters, gradients and laws of a backward pass that a model with these parts has just run."""
         lawful, gone, trained = _lawful(parts, parameters_of(parts), laws)
         gradients: dict[str, Any] = dict(zip(trained, map(gradient_of, trained.values()), strict=True))
         wrapper = kept_with(parts.model).wrapper

@@ -106,7 +106,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspects:
+class SuspectIdentities:
     """Identities whose residuals exceed the floor: symmetries, residuals, floors, and the pass they were read off."""
 
     symmetries: Sequence[Symmetry]
@@ -121,7 +121,7 @@ class Suspects:
     """Backward passes accumulated in the gradients; only the last is replayed."""
 
 
-def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
+def diagnose(suspects: SuspectIdentities, replay: Replay) -> list[Diagnosis]:
     """Decide each suspected identity by replaying the pass; one diagnosis for each, in order.
 
     The plan has one row per suspect, so that two to eleven passes decide all of them together.
@@ -183,7 +183,7 @@ _FEW = 16
 """Entries of an identity below which one sample of its noise does not bound another: see `noise_multiples`."""
 
 
-def _limits(suspects: Suspects, plan: Plan, sample: NoiseSample) -> NDArray[np.float64]:
+def _limits(suspects: SuspectIdentities, plan: Plan, sample: NoiseSample) -> NDArray[np.float64]:
     """Return the relative residuals that measured rounding explains."""
     # Errors of accumulated passes are independent and add in squares.
     multiples = noise_multiples(plan.entries, sample.samples) * math.sqrt(suspects.passes)
@@ -195,7 +195,7 @@ _LIFT = 64.0
 
 
 def _underflow(
-    replay: Replay, plan: Plan, theta: Tensors, wanted: Tensors, first: Tensors, suspects: Suspects
+    replay: Replay, plan: Plan, theta: Tensors, wanted: Tensors, first: Tensors, suspects: SuspectIdentities
 ) -> NDArray[np.float64]:
     """Return the relative residuals that underflow in float16 leaves; zeros in other precisions.
 
@@ -225,7 +225,7 @@ def _drawn_anew(
     plan: Plan,
     wanted: Tensors,
     first: Tensors,
-    suspects: Suspects,
+    suspects: SuspectIdentities,
     rest: list[int],
     limits: NDArray[np.float64],
     origins: list[Origin],
@@ -275,7 +275,7 @@ def _leave_undecided(places: Sequence[int], origins: list[Origin], problem: Exce
     return []
 
 
-def _along(suspects: Suspects, place: int, here: NDArray[np.float64], there: NDArray[np.float64]) -> float:
+def _along(suspects: SuspectIdentities, place: int, here: NDArray[np.float64], there: NDArray[np.float64]) -> float:
     """Return the noise of one moment from two samples. A wrong factor is one direction: only noise along it counts."""
     size = float(np.linalg.norm(here))
     if suspects.factors[place] and size:
@@ -356,7 +356,7 @@ def _mended_by_precision(
     plan: Plan,
     wanted: Tensors,
     rest: list[int],
-    suspects: Suspects,
+    suspects: SuspectIdentities,
     residuals: NDArray[np.float64],
     origins: list[Origin],
 ) -> None:

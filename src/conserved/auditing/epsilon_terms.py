@@ -31,7 +31,7 @@ from conserved.auditing.replay import Replay
 from conserved.boundary import guarded
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
-from conserved.inference.laws_up_to_epsilon import Forgetting
+from conserved.inference.laws_up_to_epsilon import ForgottenScale
 from conserved.laws import LawSet
 from conserved.layout import RankGroup, is_sharded
 from conserved.moment import RowNorm, to_host
@@ -65,7 +65,7 @@ class EpsilonTerms:
             group: processes of data parallelism that ask for `sides_of_group` together.
         """
         self._model = model
-        self._laws: dict[str, Sequence[Forgetting]] = {}
+        self._laws: dict[str, Sequence[ForgottenScale]] = {}
         counts: Mapping[tuple[str, bool], int] = {}
         modules = dict(model.named_modules())
         known = laws.derivation
@@ -190,7 +190,7 @@ class EpsilonTerms:
         return {name: side for name, side in sides.items() if side is not None}
 
     def _side(
-        self, forgotten: Sequence[Forgetting], sums: Mapping[Key, NDArray[np.float64]], ratio: float
+        self, forgotten: Sequence[ForgottenScale], sums: Mapping[Key, NDArray[np.float64]], ratio: float
     ) -> RightHandSide | None:
         """Return the right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
         if not forgotten or not all(
@@ -346,9 +346,8 @@ class _Written:
 
     @staticmethod
     def of(module: nn.Module, epsilon: float) -> _Written | None:
-        """Return found out by calling a twin of it with other parameters, in float64.
-
-        None if it computes something else.
+        """Find the gain by calling a twin of the module with other parameters, in float64. Return None if it computes
+        something else.
         """
         parameters = dict(module.named_parameters(recurse=False))
         sizes = {tuple(p.shape) for p in parameters.values()}
@@ -426,7 +425,7 @@ def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -
     return torch.where(values == 0, 0.0, answer * root / values)[0]
 
 
-def _key(term: Forgetting) -> Key:
+def _key(term: ForgottenScale) -> Key:
     return term.module, term.function, term.call
 
 

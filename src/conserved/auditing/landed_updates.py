@@ -24,7 +24,7 @@ LEAST = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
+class LandedEntries:
     """One parameter: how many entries had a gradient, and how many of those changed in the step."""
 
     name: str
@@ -46,7 +46,7 @@ class Landing(PrintableResult):
     """The parameters that changed inside the `with` block; read it afterwards."""
 
     least: float = LEAST
-    rows: tuple[Landed, ...] = field(default=())
+    rows: tuple[LandedEntries, ...] = field(default=())
 
     @property
     def ok(self) -> bool:
@@ -126,5 +126,7 @@ def check_update(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]
         for p, before, driven in watched.values()
     ]
     numbers = [count.tolist() for count in counts]
-    rows = [Landed(name=n, driven=driven, moved=moved) for n, (driven, moved) in zip(watched, numbers, strict=True)]
+    rows = [
+        LandedEntries(name=n, driven=driven, moved=moved) for n, (driven, moved) in zip(watched, numbers, strict=True)
+    ]
     landing.rows = tuple(sorted(rows, key=lambda row: row.share))

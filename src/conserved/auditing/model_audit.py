@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
-from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
+from conserved.auditing.diagnosis import Diagnosis, Origin, SuspectIdentities, diagnose
 from conserved.auditing.epsilon_replay import decide_up_to_epsilon
 from conserved.auditing.explanations import (
     EITHER,
@@ -451,7 +451,7 @@ class _Case:
         former: Mapping[str, Diagnosis],
     ) -> None:
         """Replay the pass for these identities."""
-        suspects = Suspects(
+        suspects = SuspectIdentities(
             symmetries=[self.symmetries[place] for place in places],
             residuals=self.left.residuals[places],
             floors=self.limits[places],
@@ -630,7 +630,7 @@ def _sensitivity(case: _Case, used: torch.dtype, *, replayed: bool) -> Sensitivi
 
 
 def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
-    """Parameters of which a law says that all of their gradient is zero, so that none need be stored."""
+    """Return the parameters whose whole gradient is zero by some law, so that none need be stored."""
     return {
         leg.view.parameter
         for symmetry in symmetries
@@ -666,7 +666,7 @@ def _verdict(
     clipped: float | None,
     gauge: Gauge | None,
 ) -> Verdict:
-    """One verdict on the pass; a gradient that is missing leaves it open unless an identity is broken as well."""
+    """Return one verdict on the pass; a missing gradient leaves it open unless an identity is broken as well."""
     count, tested, unsure = len(case.symmetries), int(case.tested.sum()), case.left_open
     unknown = case.backward.laws.unknown
     infinite = [item for item in findings if item.trouble == "not finite"]

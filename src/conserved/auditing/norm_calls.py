@@ -60,7 +60,7 @@ class NormCall:
 
 @runtime_checkable
 class NormListener(Protocol):
-    """Who is told of norms."""
+    """A listener to which the norm functions of torch report their calls."""
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
         """Handle a call of a norm, in whatever model."""

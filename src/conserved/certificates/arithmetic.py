@@ -28,7 +28,7 @@ class UndecidedError(ConservedError, ArithmeticError):
     """A comparison cannot be decided: a kink or a tie lies inside the balls."""
 
 
-class Elementary(ABC):
+class ElementaryFunctions(ABC):
     """What differentiating needs of numbers beyond +, − and ×."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Elementary(ABC):
         """Return 2/√π, the derivative of erf at 0, likewise."""
 
 
-class Numbers(Elementary):
+class Numbers(ElementaryFunctions):
     """What a program needs of its numbers beyond +, − and ×, which NumPy takes from the numbers themselves."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Numbers(Elementary):
         return None
 
     def settle(self, parts: dict[int, Array], node: Node) -> dict[int, Array]:
-        """Return a chance to simplify the value of a node."""
+        """Simplify the value of a node; by default, return it unchanged."""
         return parts
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:

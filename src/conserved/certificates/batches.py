@@ -17,7 +17,7 @@ from typing import Any
 import flint
 import numpy as np
 
-from conserved.certificates.arithmetic import Array, Elementary, Floats, UndecidedError
+from conserved.certificates.arithmetic import Array, ElementaryFunctions, Floats, UndecidedError
 from conserved.certificates.intervals import Interval
 from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.program import UNARY, Node, Program
@@ -32,7 +32,7 @@ class NotBatchedError(ConservedError, NotImplementedError):
 
 
 @dataclass(frozen=True, slots=True)
-class FloatArrays(Elementary):
+class FloatArrays(ElementaryFunctions):
     """Plain float64."""
 
     def exact(self, values: Array) -> SampleArray:
@@ -70,7 +70,7 @@ class FloatArrays(Elementary):
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalArrays(Elementary):
+class IntervalArrays(ElementaryFunctions):
     """Float64 with proved error bounds."""
 
     def exact(self, values: Array) -> SampleArray:
@@ -387,7 +387,7 @@ def _order(low: Array, high: Array, moving: bool) -> Array:
 
 
 def chunk_size(program: Program, depth: int) -> int:
-    """Return samples that are run together: as many as keep all values of a program within some hundred megabytes."""
+    """Return how many samples run together: as many as keep all values of a program within some hundred megabytes."""
     entries = sum(math.prod(node.shape) for node in program.nodes)
     return max(1, min(256, (1 << 23) // max(1, entries << depth)))
 

@@ -137,7 +137,7 @@ class Builder:
         return self.node("choose", *parts, shape=shape)
 
     def sum(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
-        """Return over axes."""
+        """Return the sum over axes."""
         n = len(a.shape)
         if not n:
             return a

@@ -49,7 +49,7 @@ class Findings:
 
 
 def examine(contents: CertificateContents, progress: Progress | None = None) -> Findings:
-    """Return redo every proof from the contents alone."""
+    """Redo every proof from the contents alone."""
     say = progress or (lambda message: None)
     refuse_costly(contents)
     say(f"proving {len(contents.words)} brackets of {contents.program.size} parameters independent")
@@ -263,8 +263,7 @@ class Certificate:
         }
 
     def check(self, progress: Progress | None = None) -> Verdict:
-        """Return redo the whole proof from the contents, with derivatives by this library's own rules in ball
-        arithmetic.
+        """Redo the whole proof from the contents, with derivatives by this library's own rules in ball arithmetic.
 
         Args:
             progress: called with one line for every stage of the proof.

@@ -39,7 +39,7 @@ class Cost:
 
 
 def program_cost(program: Program) -> Cost:
-    """Return one run of a program on plain numbers: entries of all nodes, and products and entries it computes."""
+    """Return the cost of running a program on plain numbers: entries of all nodes, and the products it computes."""
     numbers = products = 0
     for node in program.nodes:
         entries = prod(node.shape)
@@ -53,7 +53,7 @@ def program_cost(program: Program) -> Cost:
 
 
 def cost_of(contents: CertificateContents) -> Cost:
-    """Return all proofs of a certificate."""
+    """Return the cost of all proofs of a certificate."""
     once = program_cost(contents.program)
     size, rows = contents.program.size, len(contents.words)
     lengths = Counter(map(len, contents.words))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.certificates.arithmetic import Elementary
+from conserved.certificates.arithmetic import ElementaryFunctions
 from conserved.certificates.intervals import Interval
 
 JetPart = Any
@@ -85,7 +85,7 @@ def _array(part: JetPart) -> JetPart:
     return part if isinstance(part, Interval) else np.asarray(part)
 
 
-def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
+def apply(numbers: ElementaryFunctions, function: str, a: Jet) -> Jet:
     """Return φ of a jet."""
     bit = a.bit
     if not bit:
@@ -95,12 +95,12 @@ def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
     return value + (derivative(numbers, function, low, value) * a.along(bit)).times_direction(bit)
 
 
-def derivative(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
+def derivative(numbers: ElementaryFunctions, function: str, a: Jet, value: Jet) -> Jet:
     """Return φ'(a), given φ(a)."""
     return _DERIVATIVES[function](numbers, a, value)
 
 
-_DERIVATIVES: dict[str, Callable[[Elementary, Jet, Jet], Jet]] = {
+_DERIVATIVES: dict[str, Callable[[ElementaryFunctions, Jet, Jet], Jet]] = {
     "exp": lambda numbers, a, value: value,
     "log": lambda numbers, a, value: apply(numbers, "reciprocal", a),
     "sqrt": lambda numbers, a, value: apply(numbers, "reciprocal", value + value),

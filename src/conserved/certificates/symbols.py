@@ -171,7 +171,7 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _collect(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
-    """Return terms of equal monomials added up; those that cancel are left out."""
+    """Add up terms of equal monomials; those that cancel are left out."""
     result: Polynomial = {}
     for key, value in terms:
         result[key] = result[key] + value if key in result else value
@@ -295,7 +295,7 @@ class Symbols(Numbers):
         return True
 
     def _squares_replaced(self, above: Polynomial, root: int) -> Polynomial:
-        """Return ρ^(2k) → (a/b)^k everywhere, multiplied by the power of b that leaves a polynomial."""
+        """Replace ρ^(2k) by (a/b)^k everywhere, and multiply by the power of b that leaves a polynomial."""
         inside, times = self.roots[root], self.budget.product
         highest = max(key.count(root) // 2 for key in above)
         powers = [(_ONE, _ONE)]

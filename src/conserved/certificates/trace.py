@@ -209,7 +209,7 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NodeRef:
-    """Return one tensor put into another: run on the positions in both."""
+    """Write one tensor into another: run the operator on the positions in both."""
     items, counted = _count(builder, args[:2])
     return builder.take(items, target(*counted, *args[2:], **kwargs) - 1)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from conserved.checking.gradient_test import Tested
+from conserved.checking.gradient_test import GradientTest
 from conserved.checking.identity_tests import COARSE, statement, test_together
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.scaled_pass import sampled_pass
@@ -24,7 +24,7 @@ _LONG = 64
 """The shortest axis that is taken apart, so that a block has four rows."""
 
 
-def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> Iterator[Tested]:
+def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> Iterator[GradientTest]:
     """Test every identity of many coordinates on blocks of each long axis of the output, in half precision."""
     chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
     chosen = [each for each in chosen if test_together(setting, each) is not None]
@@ -37,10 +37,10 @@ def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry])
             yield from _along(setting, chosen, axis, size)
 
 
-def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, size: int) -> Iterator[Tested]:
-    """Yield for each symmetry, the block that is furthest off."""
+def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, size: int) -> Iterator[GradientTest]:
+    """Yield, for each symmetry, the test of the block that is furthest off."""
     width = -(-size // _BLOCKS)
-    worst: dict[int, Tested] = {}
+    worst: dict[int, GradientTest] = {}
     for start in range(0, size, width):
         if setting.late:
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.rounding_errors import NOTABLE, RoundingError
 from conserved.checking.sensitivity import CheckSensitivity, percent, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
@@ -18,7 +18,7 @@ from conserved.verdict import Evidence, Verdict
 _SHOWN = 3
 
 
-def _elsewhere(test: Tested) -> bool:
+def _elsewhere(test: GradientTest) -> bool:
     """Return whether a test was made at inputs of another kind than the given ones."""
     return " inputs" in test.what.partition(" at ")[2] and " at the given inputs" not in test.what
 
@@ -46,7 +46,7 @@ class Check:
     device: str
     precision: str
     symmetries: tuple[ProbedSymmetry, ...]
-    tests: tuple[Tested, ...]
+    tests: tuple[GradientTest, ...]
     untested: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
     noise: Mapping[str, float]
@@ -66,12 +66,12 @@ class Check:
         return {name: math.prod(shape[:-1]) for name, shape in sizes.items()}
 
     @property
-    def tested(self) -> dict[str, tuple[Tested, ...]]:
+    def tested(self) -> dict[str, tuple[GradientTest, ...]]:
         """The tests each gradient took part in."""
         return {name: tuple(test for test in self.tests if name in test.gradients) for name in self.inputs}
 
     @property
-    def failures(self) -> tuple[Tested, ...]:
+    def failures(self) -> tuple[GradientTest, ...]:
         """The tests that failed: identities, relations, derivatives; those at the given inputs, the clearest first."""
         order = list(Method)
         broken = [test for test in self.tests if not test.ok]
@@ -148,7 +148,7 @@ class Check:
             if error.error > NOTABLE and name not in self.suspects
         )
 
-    def _closest(self) -> tuple[Tested, ...]:
+    def _closest(self) -> tuple[GradientTest, ...]:
         return tuple(sorted(self.tests, key=lambda test: -test.worst)[:1])
 
     def record(self) -> dict[str, Any]:
@@ -229,11 +229,11 @@ class Check:
         return lines
 
 
-def _gradients(test: Tested) -> str:
+def _gradients(test: GradientTest) -> str:
     return " and ".join(f"d{name}" for name in test.gradients)
 
 
-def _cell(tests: list[Tested]) -> str:
+def _cell(tests: list[GradientTest]) -> str:
     """Return how many tests hold, and the largest residual."""
     if not tests:
         return "–"

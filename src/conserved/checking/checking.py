@@ -14,7 +14,7 @@ from conserved.checking.block_identities import block_identity_tests
 from conserved.checking.check_result import Check
 from conserved.checking.directional_tests import directional_tests
 from conserved.checking.form_agreement import agreement_tests, lost_to_rounding
-from conserved.checking.gradient_test import NOISE, ROUNDING, Method, Tested
+from conserved.checking.gradient_test import NOISE, ROUNDING, GradientTest, Method
 from conserved.checking.held_inputs import hold_discrete_inputs
 from conserved.checking.identity_tests import identity_tests
 from conserved.checking.inner_precision import in_inner_precision
@@ -183,8 +183,8 @@ class _Suite:
     """The tests of one form of the function; `agreed` are those of the given form against it."""
 
     symmetries: tuple[ProbedSymmetry, ...] = ()
-    tests: tuple[Tested, ...] = ()
-    agreed: tuple[Tested, ...] = ()
+    tests: tuple[GradientTest, ...] = ()
+    agreed: tuple[GradientTest, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -213,7 +213,7 @@ def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suit
     )
 
 
-def _without_lost_digits(setting: Setting, tests: Sequence[Tested]) -> tuple[list[Tested], list[str]]:
+def _without_lost_digits(setting: Setting, tests: Sequence[GradientTest]) -> tuple[list[GradientTest], list[str]]:
     """Leave out failures that are no larger than what rounding of intermediate results makes of an ill-conditioned
     gradient, as of a difference of terms that cancel.
     """
@@ -272,7 +272,7 @@ def _by_reference(given: Setting, reference: Setting, form: FunctionForm) -> _Su
     )
 
 
-def _to_rounding(test: Tested, unit: float) -> Tested:
+def _to_rounding(test: GradientTest, unit: float) -> GradientTest:
     """Return a failed test of the reference form, held to the rounding of the given one if it is no further off than
     that.
 
@@ -321,7 +321,7 @@ def _checked(
     )
 
 
-def _without_vanishing(given: Setting, tests: Sequence[Tested]) -> tuple[list[Tested], list[str]]:
+def _without_vanishing(given: Setting, tests: Sequence[GradientTest]) -> tuple[list[GradientTest], list[str]]:
     """Leave out failures of gradients that are rounding of larger terms, where the outputs do not move either.
 
     The scores of a saturated softmax get such a gradient: p − p² is a difference of two numbers of size one.
@@ -357,9 +357,9 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
     return tuple(gradient.detach().to(out.device, out.dtype) for gradient, out in zip(grad, outs, strict=True))
 
 
-def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
+def _presence(setting: Setting) -> tuple[list[GradientTest], dict[str, list[str]]]:
     """Return a gradient that arrives is finite; one that does not arrive is not needed."""
-    tests: list[Tested] = []
+    tests: list[GradientTest] = []
     untested: dict[str, list[str]] = {}
     for index, name in enumerate(setting.function.names):
         grad = setting.grads[index]
@@ -369,7 +369,7 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
             if needed:
                 meaning = f"{name} changes the output, and its backward returns None: detached, or left out"
                 tests.append(
-                    Tested(
+                    GradientTest(
                         gradients=(name,),
                         method=Method.PRESENCE,
                         what=description,
@@ -383,7 +383,7 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
             else:
                 untested[name] = ["no gradient arrives, and the output does not depend on it"]
                 tests.append(
-                    Tested(
+                    GradientTest(
                         gradients=(name,),
                         method=Method.PRESENCE,
                         what=description,
@@ -397,7 +397,7 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
         finite = bool(torch.isfinite(grad).all())
         share = float((~torch.isfinite(grad)).double().mean())
         tests.append(
-            Tested(
+            GradientTest(
                 gradients=(name,),
                 method=Method.PRESENCE,
                 what="the gradient is finite and of its input's precision and shape",

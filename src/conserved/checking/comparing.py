@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import NOISE, Gap, Method, Tested, gap_between
+from conserved.checking.gradient_test import NOISE, Gap, GradientTest, Method, gap_between
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.random_rounding import rounding_spread
@@ -35,7 +35,7 @@ def compare(
     factor: bool = False,
     other_kernel: bool = False,
     meaning: str = "",
-) -> Iterator[Tested]:
+) -> Iterator[GradientTest]:
     """Yield a test for each input: whether two gradients agree up to their noise.
 
     `other_kernel` says that other shapes or strides may have chosen another kernel. On a GPU that may be one that
@@ -73,8 +73,8 @@ def _rounding_of(setting: Setting, index: int) -> Tensor:
     return NOISE * spread.grads[index] + 2 * spread.decisions[index]
 
 
-def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> Tested:
-    test = Tested(
+def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> GradientTest:
+    test = GradientTest(
         gradients=(name,),
         method=Method.RELATION,
         what=what,

@@ -14,7 +14,7 @@ from conserved.inference.probing.numerical_function import Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follows:
+class Dependence:
     """Input entries from `cut` on along `axis` leave the outputs before a cut alone; `local` says that the reverse
     holds too, so that parts do not mix at all (batch, heads) rather than flow one way (causal)."""
 
@@ -32,7 +32,7 @@ class Cut:
     out_axes: tuple[int, ...]
     out_cuts: tuple[int, ...]
     size: int
-    inputs: tuple[Follows, ...]
+    inputs: tuple[Dependence, ...]
     known: bool = True
 
     @property
@@ -137,7 +137,7 @@ def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> 
     fewer = [shape[first] for shape in shapes if len(shape) == rank and 1 < shape[first] < size]
     common = min((count for count in fewer if size % count == 0), default=size)
     out_cut = min(max(1, round(share * common / size)), common - 1) * (size // common)
-    parts: list[Follows] = []
+    parts: list[Dependence] = []
     known = True
     for index, shape in enumerate(shapes):
         for axis in sorted(range(len(shape)), key=lambda axis: (axis != first, axis)):
@@ -161,7 +161,7 @@ def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> 
 
 def _follows(
     setting: Setting, index: int, axis: int, cut: int, out_axes: Sequence[int], out_cut: int, later: Values
-) -> Follows | None:
+) -> Dependence | None:
     for number, (out, before) in enumerate(zip(later, setting.outs, strict=True)):
         along = out_axes[number]
         if not untouched(setting, out.narrow(along, 0, out_cut), before.narrow(along, 0, out_cut)):
@@ -177,4 +177,4 @@ def _follows(
         )
         for number, (out, before) in enumerate(zip(earlier, setting.outs, strict=True))
     )
-    return Follows(place=index, axis=axis, cut=cut, local=local)
+    return Dependence(place=index, axis=axis, cut=cut, local=local)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.inner_precision import inner_precision
 from conserved.checking.line_derivatives import DerivativeGap, Line, derivative_gap, line_through, matched_derivatives
 from conserved.checking.locating import factor_meaning, where
@@ -78,7 +78,7 @@ def best_precision(setting: Setting) -> _Line:
     return _Line(values=function.values, noise=setting.noise.outs, precision=own)
 
 
-def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested], list[str]]:
+def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[GradientTest], list[str]]:
     """Return a test for each input along its gradient, along random directions and along blocks of its axes.
 
     Returns:
@@ -86,7 +86,7 @@ def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Te
     """
     line = best_precision(setting)
     precision_name = str(line.precision)[6:]
-    tests: list[Tested] = []
+    tests: list[GradientTest] = []
     useless: list[str] = []
     for index, name in enumerate(setting.function.names):
         if setting.grads[index] is None:
@@ -106,7 +106,7 @@ def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Te
     return tests, useless
 
 
-def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> list[Tested]:
+def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> list[GradientTest]:
     """Return which tiles of a wrong gradient are wrong.
 
     Along every long axis, the derivative along each tile by itself.
@@ -114,13 +114,13 @@ def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> li
     name, shape = setting.function.names[index], setting.function.values[index].shape
     value = wide(setting.function.values[index])
     generator = torch.Generator(value.device).manual_seed(setting.seed + 7)
-    result: list[Tested] = []
+    result: list[GradientTest] = []
     for axis, length in enumerate(shape):
         if length < 2 * _TILE:
             continue
         width = max(_TILE, 2 ** (length // _TILES).bit_length())
         wrong = torch.zeros(length, dtype=torch.bool)
-        worst: Tested | None = None
+        worst: GradientTest | None = None
         clear = True
         for start in range(0, length, width):
             mask = torch.zeros(length, dtype=torch.float64, device=value.device)
@@ -191,7 +191,7 @@ def _directions(setting: Setting, position: int, *, blocks: bool) -> Iterator[_D
             yield _Direction(place=position, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
 
 
-def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Iterator[Tested | None]:
+def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Iterator[GradientTest | None]:
     """Test a direction with the output gradient at hand, and in half precision with the one that fits it best."""
     drawn = _drawn(setting, line, direction)
     if drawn is None:
@@ -216,7 +216,7 @@ def _drawn(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
     return line_through(setting.function, line.values, moved, line.noise)
 
 
-def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Tested | None:
+def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> GradientTest | None:
     drawn = _drawn(setting, line, direction)
     if drawn is None:
         return None
@@ -224,13 +224,13 @@ def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: 
     return _judged(setting, direction, gap, precision_name)
 
 
-def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> Tested | None:
+def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> GradientTest | None:
     index = direction.place
     summed = direction.aligned or direction.matched
     if gap.scale == 0 or not gap.converged or (summed and gap.limit > _USEFUL * gap.scale) or gap.error > 4 * gap.scale:
         return None
     name = setting.function.names[index]
-    test = Tested(
+    test = GradientTest(
         gradients=(name,),
         method=Method.DERIVATIVE,
         what=f"derivative along {direction.name}, taken in {precision_name}",

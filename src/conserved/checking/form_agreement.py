@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.random_rounding import RoundingSpread, rounding_spread
@@ -231,7 +231,7 @@ def _instability(
 
 def agreement_tests(
     given: Setting, form: FunctionForm, values: Sequence[Tensor], gradients: Sequence[Tensor], *, at: str = ""
-) -> Iterator[Tested]:
+) -> Iterator[GradientTest]:
     """Yield a test for each input whether the given form has the reference form's gradient.
 
     At the inputs that were given it is compared by entry and by block. At others (`at` says which) only as a whole:
@@ -290,7 +290,7 @@ def _tests_of(
     values: Sequence[Tensor],
     gradients: Sequence[Tensor],
     at: str,
-) -> list[Tested]:
+) -> list[GradientTest]:
     """Return the tests of one gradient. What is not off in every one of the repeated comparisons is rounding."""
     name = given.function.names[index]
     precision = str(given.function.precision)[6:]
@@ -327,8 +327,10 @@ def lost_to_rounding(given: Setting, index: int, values: Sequence[Tensor], gradi
     return _BIAS * given.noise.unit * carried**0.5 / length if length else 0.0
 
 
-def _whole(given: Setting, difference: Difference, name: str, description: str, natural: float, lost: float) -> Tested:
-    """Return all entries together."""
+def _whole(
+    given: Setting, difference: Difference, name: str, description: str, natural: float, lost: float
+) -> GradientTest:
+    """Test all entries of a gradient together."""
     right = difference.expected
     limit = (
         _BLOCK_DEVIATIONS * difference.deviation
@@ -343,7 +345,7 @@ def _whole(given: Setting, difference: Difference, name: str, description: str, 
         worst = min(worst, 1.0)
     # Relative to its usual size: of a gradient that vanishes, everything is many times its size.
     scale = max(rms(right), natural, lost) or 1.0
-    test = Tested(
+    test = GradientTest(
         gradients=(name,),
         method=Method.RELATION,
         what=description,
@@ -355,8 +357,8 @@ def _whole(given: Setting, difference: Difference, name: str, description: str, 
     return test if test.ok else replace(test, where="everywhere", meaning=_only_here(given, ""))
 
 
-def _entries(given: Setting, repeated: list[Difference], name: str, description: str) -> Tested:
-    """Return every entry by itself."""
+def _entries(given: Setting, repeated: list[Difference], name: str, description: str) -> GradientTest:
+    """Test every entry of a gradient by itself."""
     difference, right = repeated[0], repeated[0].expected
     limits = [_entry_limit(each) for each in repeated]
     ratios = [
@@ -364,7 +366,7 @@ def _entries(given: Setting, repeated: list[Difference], name: str, description:
     ]
     limit, ratio = limits[0], torch.stack([each.nan_to_num(nan=torch.inf) for each in ratios]).amin(0)
     scale = rms(right) or 1.0
-    test = Tested(
+    test = GradientTest(
         gradients=(name,),
         method=Method.RELATION,
         what=description,
@@ -406,8 +408,8 @@ def _smallest(limit: Tensor, right: Tensor) -> float:
     return float((allowed / size)[live].median()) if bool(live.any()) else float("inf")
 
 
-def _blocks(given: Setting, repeated: list[Difference], name: str, description: str) -> Iterator[Tested]:
-    """Yield the same for every index of every axis: errors of a row, a head or a channel add up, rounding does not."""
+def _blocks(given: Setting, repeated: list[Difference], name: str, description: str) -> Iterator[GradientTest]:
+    """Test every index of every axis: errors of a row, a head or a channel add up, and rounding does not."""
     difference, right = repeated[0], repeated[0].expected
     for axis in range(right.ndim):
         if right.shape[axis] < 2:
@@ -417,7 +419,7 @@ def _blocks(given: Setting, repeated: list[Difference], name: str, description: 
             ratio = torch.minimum(ratio, _block_limit(other, axis)[1])
         size = _size_of_blocks(right, axis)
         live = size > 1e-3 * float(size.max())
-        test = Tested(
+        test = GradientTest(
             gradients=(name,),
             method=Method.RELATION,
             what=f"{description}, for each index of axis {axis}",

@@ -28,7 +28,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
+class GradientTest:
     """One test of one or more gradients, with its result.
 
     Attributes:

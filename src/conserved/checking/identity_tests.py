@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import NOISE, ROUNDING, Gap, Method, Tested
+from conserved.checking.gradient_test import NOISE, ROUNDING, Gap, GradientTest, Method
 from conserved.checking.locating import factor, factor_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.axis_moves import Group, ProbedSymmetry, TensorLeg, gather, generator_part, outer
@@ -28,7 +28,7 @@ _MANY, _TOGETHER = 16, 4.0
 have: of 16 normal numbers it exceeds 4 once in 10⁴⁰."""
 
 
-def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> list[Tested]:
+def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> list[GradientTest]:
     """Return one test for each symmetry whose inputs have a gradient.
 
     In half precision another for all its coordinates.
@@ -38,7 +38,7 @@ def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> li
     return [*(_test(setting, symmetry) for symmetry in chosen), *(test for test in together if test is not None)]
 
 
-def test_together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
+def test_together(setting: Setting, symmetry: ProbedSymmetry) -> GradientTest | None:
     """Return whether the residuals of all coordinates are rounding.
 
     One row left out of a sum moves all of them a little.
@@ -56,7 +56,7 @@ def test_together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
     ratio = float((total.square() / variance.clamp_min(1e-300)).mean().sqrt())
     names = tuple(leg.name for leg in symmetry.inputs)
     size = float(torch.stack(squares).sum(0).sum().sqrt()) or 1.0
-    test = Tested(
+    test = GradientTest(
         gradients=names,
         method=Method.IDENTITY,
         what=f"{statement(symmetry)}, all of them together",
@@ -133,13 +133,13 @@ def _output_size(setting: Setting, count: int) -> float:
     return float((squares / max(count, 1)) ** 0.5)
 
 
-def _test(setting: Setting, symmetry: ProbedSymmetry) -> Tested:
+def _test(setting: Setting, symmetry: ProbedSymmetry) -> GradientTest:
     gap, (*parts, scale) = gap_of(setting, symmetry)
     names = tuple(leg.name for leg in symmetry.inputs)
     bad = gap.ratio > 1
     size = float(torch.stack([part.norm() for part in parts]).max()) or float(scale.norm()) or 1.0
     size = max(size, float(scale.norm()))
-    result = Tested(
+    result = GradientTest(
         gradients=names,
         method=Method.IDENTITY,
         what=statement(symmetry),

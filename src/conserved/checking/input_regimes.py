@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conserved.checking.comparing import REFUSALS
 from conserved.checking.form_agreement import agreement_tests
-from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.line_derivatives import DerivativeGap, Line, derivative_gap, line_through, matched_derivatives
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.random_rounding import rounding_spread
@@ -125,7 +125,7 @@ def _output_gradients(outs: Sequence[Tensor], seed: int, unit: float) -> Iterato
 
 def regime_tests(
     setting: Setting, given: Setting, form: FunctionForm | None
-) -> tuple[list[Tested], list[Tested], list[str]]:
+) -> tuple[list[GradientTest], list[GradientTest], list[str]]:
     """Test gradients at every kind of input; then the given form against the reference form there, where there is one.
 
     Args:
@@ -136,8 +136,8 @@ def regime_tests(
     Returns:
         The tests of gradients, those of the given form, and a note on the kinds of input that could not be tested.
     """
-    tests: list[Tested] = []
-    agreed: list[Tested] = []
+    tests: list[GradientTest] = []
+    agreed: list[GradientTest] = []
     skipped: list[str] = []
     for regime in regimes(given):
         if setting.late:
@@ -156,7 +156,7 @@ def regime_tests(
     return tests, agreed, [note] if skipped else []
 
 
-def _inverse_at_given(setting: Setting) -> list[Tested]:
+def _inverse_at_given(setting: Setting) -> list[GradientTest]:
     """Return the inputs that were given, with output gradients of inverse size."""
     try:
         noise = setting.noise.outs
@@ -166,7 +166,7 @@ def _inverse_at_given(setting: Setting) -> list[Tested]:
         return []
 
 
-def _at(setting: Setting, given: Setting, form: FunctionForm | None, regime: Regime) -> Iterator[Tested]:
+def _at(setting: Setting, given: Setting, form: FunctionForm | None, regime: Regime) -> Iterator[GradientTest]:
     function = setting.function
     values = tuple(value.to(like.dtype) for value, like in zip(regime.values, function.values, strict=True))
     outs = function.outputs(values)
@@ -229,7 +229,7 @@ def _gradients_of(
     noise: Sequence[Tensor],
     choices: Sequence[tuple[str, list[Tensor]]],
     name: str,
-) -> Iterator[Tested]:
+) -> Iterator[GradientTest]:
     """Compare gradients along two lines that move every input, and along lines of single inputs where these fail."""
     passes = [_passed(setting, values, gradients, words) for words, gradients in choices]
     if setting.noise.unit >= _FINE and _bends_within_a_spacing(setting, values, passes[0]):
@@ -422,7 +422,7 @@ def _blamed(
     moved: Sequence[Tensor],
     each: _Pass,
     what: str,
-) -> Iterator[Tested]:
+) -> Iterator[GradientTest]:
     """Yield the inputs whose own gradient fails."""
     for place, input_name in enumerate(setting.function.names):
         alone = [along if other == place else None for other, along in enumerate(moved)]
@@ -434,8 +434,8 @@ def _blamed(
             yield _tested((input_name,), what, gap)
 
 
-def _tested(names: tuple[str, ...], what: str, gap: DerivativeGap) -> Tested:
-    test = Tested(
+def _tested(names: tuple[str, ...], what: str, gap: DerivativeGap) -> GradientTest:
+    test = GradientTest(
         gradients=names,
         method=Method.DERIVATIVE,
         what=what,

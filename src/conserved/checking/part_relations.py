@@ -9,7 +9,7 @@ from torch import Tensor
 
 from conserved.checking.comparing import REFUSALS, Gradients, backward_pass, compare, short
 from conserved.checking.dependence import Cut, part_of, same
-from conserved.checking.gradient_test import Tested
+from conserved.checking.gradient_test import GradientTest
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import rms, wide
 
@@ -19,7 +19,7 @@ _NEARBY = 2.0**-3
 """The share of its size by which an entry moves to see whether a relation holds at other inputs too."""
 
 
-def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
+def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest | str]:
     """Parts that the forward keeps apart: no gradient flows between them, and one run alone has the same gradient."""
     for cut in cuts:
         if setting.late:
@@ -54,7 +54,7 @@ def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]
 
 def _run_alone(
     setting: Setting, cut: Cut, gradients: Sequence[Tensor], grads: Gradients, what: str
-) -> Iterator[Tested | str]:
+) -> Iterator[GradientTest | str]:
     function = setting.function
     values = list(function.values)
     if not cut.known:
@@ -105,7 +105,7 @@ def _run_alone(
     )
 
 
-def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
+def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest | str]:
     """Parts that do not mix may be put in another order."""
     done: set[tuple[int, ...]] = set()
     for cut in cuts:
@@ -123,7 +123,7 @@ def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | 
         )
 
 
-def sums_reordered(setting: Setting) -> Iterator[Tested | str]:
+def sums_reordered(setting: Setting) -> Iterator[GradientTest | str]:
     """Entries that are summed over may be put in another order: of one input, or of two together."""
     values = setting.function.values
     if sum(out.numel() for out in setting.outs) < _FEW:
@@ -170,7 +170,7 @@ def _reorders(
 
 def _reordered(
     setting: Setting, axes: dict[int, int], out_axes: dict[int, int], size: int, what: str
-) -> Iterator[Tested | str]:
+) -> Iterator[GradientTest | str]:
     generator = torch.Generator().manual_seed(setting.seed + size)
     order = torch.randperm(size, generator=generator)
     if bool((order == torch.arange(size)).all()):
@@ -206,7 +206,7 @@ def _compare_reordered(
     what: str,
     values: Sequence[Tensor],
     grads: Gradients,
-) -> Iterator[Tested]:
+) -> Iterator[GradientTest]:
     """Compare the gradients at inputs with those at reordered ones."""
     moved = [value.index_select(axes[place], order) if place in axes else value for place, value in enumerate(values)]
     gradients = [

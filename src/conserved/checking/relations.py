@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conserved.checking.comparing import REFUSALS, backward_pass, compare, short
 from conserved.checking.dependence import Cut, cuts_of, same
-from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.line_derivatives import has_derivative
 from conserved.checking.part_relations import parts_alone, parts_reordered, sums_reordered
 from conserved.checking.pass_under_test import Setting
@@ -33,10 +33,10 @@ _AS_INTENDED = 4.0
 _POWERS = {torch.float16: (4, -4), torch.bfloat16: (12, -12), torch.float32: (12, -12), torch.float64: (12, -12)}
 """Powers of two by which output gradients are multiplied, which is exact: loss scaling, and losses that are tiny."""
 
-TestedRelation = Callable[[Setting], Iterator[Tested | str]]
+TestedRelation = Callable[[Setting], Iterator[GradientTest | str]]
 
 
-def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Tested], list[str]]:
+def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[GradientTest], list[str]]:
     """Return every relation that the forward allows, tested; and what was not tested, with the reason.
 
     Args:
@@ -44,7 +44,7 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Test
         layout: test only what depends on how tensors lie in memory, on the order of passes and on the compiler. That is
             all that is left to test where a more precise form of the function was tested.
     """
-    tests: list[Tested] = []
+    tests: list[GradientTest] = []
     skipped: list[str] = []
     cuts: list[Cut] = []
     in_memory: list[TestedRelation] = [
@@ -81,7 +81,7 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Test
     return tests, list(dict.fromkeys(skipped))
 
 
-def _repeated(setting: Setting) -> Iterator[Tested | str]:
+def _repeated(setting: Setting) -> Iterator[GradientTest | str]:
     """The same pass again gives the same gradients."""
     for _ in range(2):
         yield from compare(
@@ -93,7 +93,7 @@ def _repeated(setting: Setting) -> Iterator[Tested | str]:
         )
 
 
-def _coarse(setting: Setting) -> Iterator[Tested | str]:
+def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
     """The gradients are not noisier than the outputs let expect."""
     for index, name in enumerate(setting.function.names):
         if setting.grads[index] is None:
@@ -118,7 +118,7 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
                 yield f"d{name} is rounding of larger terms: how finely it is computed was not tested"
                 continue
         worst = noise / limit
-        yield Tested(
+        yield GradientTest(
             gradients=(name,),
             method=Method.RELATION,
             what="the gradient is as finely computed as the output",
@@ -140,7 +140,7 @@ def _untied(value: Tensor) -> Tensor:
     return (wide(value) * (1 + _UNTIED * share)).to(value.dtype)
 
 
-def _linear(setting: Setting) -> Iterator[Tested | str]:
+def _linear(setting: Setting) -> Iterator[GradientTest | str]:
     """Linear in the output gradient: zero for zero, four times for four times, sums for sums."""
     zero = backward_pass(setting, gradients=[torch.zeros_like(gradient) for gradient in setting.gradients])
     nothing = [None if grad is None else torch.zeros_like(grad) for grad in setting.grads]
@@ -182,7 +182,7 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
     )
 
 
-def _each_output(setting: Setting) -> Iterator[Tested | str]:
+def _each_output(setting: Setting) -> Iterator[GradientTest | str]:
     """Every output has its part in the gradients, and the parts add up."""
     if len(setting.gradients) < 2:
         return
@@ -207,11 +207,11 @@ def _each_output(setting: Setting) -> Iterator[Tested | str]:
     yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
 
 
-def _ignored(setting: Setting, number: int, index: int, name: str, output: str) -> Tested:
+def _ignored(setting: Setting, number: int, index: int, name: str, output: str) -> GradientTest:
     """Return whether an output that gives an input no gradient has a derivative by it."""
     moves = has_derivative(setting.function, index, setting.seed)
     needed = moves is not None and moves[number]
-    return Tested(
+    return GradientTest(
         gradients=(name,),
         method=Method.PRESENCE,
         what=f"the gradient of {output} reaches {name} where {output} depends on it",
@@ -223,7 +223,7 @@ def _ignored(setting: Setting, number: int, index: int, name: str, output: str) 
     )
 
 
-def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
+def _drawn_later(setting: Setting) -> Iterator[GradientTest | str]:
     """Random numbers that are drawn between forward and backward do not change the gradient."""
     function = setting.function
     leaves = [copy_tensor(value).requires_grad_() for value in function.values]
@@ -246,7 +246,7 @@ def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
     )
 
 
-def _transposed_output_gradients(setting: Setting) -> Iterator[Tested | str]:
+def _transposed_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
     """An output gradient of other strides is the same output gradient."""
     if any(gradient.ndim >= 2 for gradient in setting.gradients):
         turned = [
@@ -263,7 +263,7 @@ def _transposed_output_gradients(setting: Setting) -> Iterator[Tested | str]:
         )
 
 
-def _expanded_output_gradients(setting: Setting) -> Iterator[Tested | str]:
+def _expanded_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
     """The output gradient of a sum, one number for all entries, is an output gradient."""
     if any(gradient.ndim for gradient in setting.gradients):
         ones = [
@@ -281,7 +281,7 @@ def _expanded_output_gradients(setting: Setting) -> Iterator[Tested | str]:
         )
 
 
-def _each_alone(setting: Setting) -> Iterator[Tested | str]:
+def _each_alone(setting: Setting) -> Iterator[GradientTest | str]:
     """A gradient does not depend on which others are asked for."""
     if len(setting.function.names) < 2:
         return
@@ -304,7 +304,7 @@ def _each_alone(setting: Setting) -> Iterator[Tested | str]:
         )
 
 
-def _strided_inputs(setting: Setting) -> Iterator[Tested | str]:
+def _strided_inputs(setting: Setting) -> Iterator[GradientTest | str]:
     """Inputs of other strides are the same inputs."""
     function = setting.function
     if function.copying or all(value.ndim < 2 for value in function.values):
@@ -344,7 +344,7 @@ def _strided_inputs(setting: Setting) -> Iterator[Tested | str]:
         )
 
 
-def _accumulated(setting: Setting) -> Iterator[Tested | str]:
+def _accumulated(setting: Setting) -> Iterator[GradientTest | str]:
     """Two backward passes into `.grad` add up, and nobody writes into what was there."""
     function = setting.function
     if function.copying:
@@ -378,7 +378,7 @@ def _accumulated(setting: Setting) -> Iterator[Tested | str]:
     )
 
 
-def _compiled(setting: Setting) -> Iterator[Tested | str]:
+def _compiled(setting: Setting) -> Iterator[GradientTest | str]:
     """Under torch.compile the gradients are the same."""
     if not setting.compiler:
         return

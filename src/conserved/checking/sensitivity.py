@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.plain_data import record_of
 
 
@@ -50,8 +50,8 @@ class CheckSensitivity:
         return percent(self.share)
 
 
-def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> CheckSensitivity:
-    """Return combine the tests of one gradient.
+def sensitivity_of(name: str, tests: Sequence[GradientTest], rows: int) -> CheckSensitivity:
+    """Combine the tests of one gradient.
 
     Args:
         name: the name of the input.

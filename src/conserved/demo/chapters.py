@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, train
+from conserved.demo.training import KERNEL_FILE, MODEL_FILE, DemoTask, Tell, TrainingCurve, train
 from conserved.output.figure import PALETTE, Figure, Finding, in_words, line, panels, positive
 from conserved.tracking import Monitor, MonitorConfig, store_document
 
@@ -61,7 +61,7 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     store_document(store, "figure", DEFECT, defect_figure(clean, broken).record())
 
 
-def defect_figure(clean: Course, planted: Course) -> Figure:
+def defect_figure(clean: TrainingCurve, planted: TrainingCurve) -> Figure:
     """Return losses on the left, on the right how far the worst gradient identity is beyond what rounding explains."""
     data = []
     for name, color, course in ((CLEAN, PALETTE[0], clean), (PLANTED, PALETTE[1], planted)):

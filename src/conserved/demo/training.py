@@ -96,7 +96,7 @@ class DemoTask:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Course:
+class TrainingCurve:
     """What a training run showed: losses, and for every step the identity that is furthest beyond rounding."""
 
     losses: list[float] = field(default_factory=list)
@@ -106,9 +106,11 @@ class Course:
     """Steps in which an identity failed."""
 
 
-def train(task: DemoTask, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None) -> Course:
+def train(
+    task: DemoTask, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None
+) -> TrainingCurve:
     """Train, audit every backward pass before the optimizer uses it, and call `after` when it has moved."""
-    course = Course()
+    course = TrainingCurve()
     exact = laws.select(lambda symmetry: symmetry.exact)
     for step in range(steps):
         task.optimizer.zero_grad()

@@ -132,7 +132,7 @@ def sparse_basis(null: Matrix) -> Matrix:
 
 
 def _distinct(null: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
-    """Return Different charges, and for every entry which it has; −1 for entries without any.
+    """Return the different charges, and for each entry which charge it has; −1 for entries without any.
 
     Two entries have equal charges if equal random combinations of their coordinates are equal.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.discovery.function import Inputs, Loss, ParameterFunction, UnsuitableError, function_of
-from conserved.discovery.listed import Listed, list_laws
+from conserved.discovery.listed import ListedFormulas, list_laws
 from conserved.discovery.metric import Metric, in_metric
 from conserved.discovery.phase_space import phase_space
 from conserved.discovery.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
@@ -214,7 +214,7 @@ def discover(
     first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
-    listed_laws = Listed()
+    listed_laws = ListedFormulas()
     if forms and first.rank < function.size:
         listed_laws = list_laws(function, (first, second), lambda: search(function, generator, say), say, infer=infer)
     return Discovery(

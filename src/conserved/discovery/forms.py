@@ -249,7 +249,7 @@ def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = 
 
 
 def name_laws(made: list[Symmetry]) -> list[Symmetry]:
-    """Return numbered within their kind, under the module their parameters share."""
+    """Number laws within their kind, under the module that their parameters share."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     named = []
     for symmetry in made:

@@ -27,7 +27,7 @@ _SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedFormulas:
     """The formulas of a discovery."""
 
     laws: tuple[Symmetry, ...] = ()
@@ -48,7 +48,7 @@ def list_laws(
     say: Callable[[str], None],
     *,
     infer: bool,
-) -> Listed:
+) -> ListedFormulas:
     """Return all formulas. `search` is asked for more only if those read off the program explain less than was
     counted.
     """
@@ -72,7 +72,7 @@ def list_laws(
     exact = [law for law in laws if law.exact]
     explained = span.rank
     span.add(first.directions([law for law in laws if not law.exact]))
-    return Listed(
+    return ListedFormulas(
         laws=tuple(laws),
         inferred=tuple(symmetry.name for symmetry in inferred),
         explained=explained,

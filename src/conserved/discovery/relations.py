@@ -102,7 +102,7 @@ _COARSE = _Resolution(1e-2, 1)
 
 
 def _reduce(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
-    """Return Gauss–Jordan elimination with complete pivoting on scaled rows."""
+    """Eliminate by Gauss–Jordan with complete pivoting on scaled rows."""
     rows = rows.clone()
     for index in range(len(rows)):
         sizes = rows[index:].abs()

@@ -10,7 +10,7 @@ import numpy as np
 
 from conserved.inference.capture import Operation
 from conserved.inference.engine import ReadPart
-from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, count_calls
+from conserved.inference.laws_up_to_epsilon import ForgottenScale, ForgottenScales, count_calls
 from conserved.inference.rules import Known, base_name
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type, spread
@@ -39,7 +39,7 @@ class Derivation:
         """The arguments the program was followed with, to run it again with moved parameters."""
         self.program_check: ProgramCheck | None = None
         """The test of the laws on the program in float64."""
-        self._forgets: Forgets | None = None
+        self._forgets: ForgottenScales | None = None
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, laws: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
@@ -131,9 +131,7 @@ class Derivation:
         return ""
 
     def places(self) -> Mapping[str, frozenset[str]]:
-        """Return for every module in which something that depends on parameters is computed.
-
-        The laws whose spaces are there.
+        """Return the laws whose spaces are in each module that computes something depending on parameters.
 
         A law without a space (a parameter that moves nothing) occurs where its parameters are read.
         """
@@ -180,13 +178,13 @@ class Derivation:
             )
         ]
 
-    def forgettings(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
+    def forgettings(self, symmetry: Symmetry) -> tuple[ForgottenScale, ...]:
         """Return the normalisations that make a law one up to ε, with its charges there.
 
         ValueError if they are not known.
         """
         if self._forgets is None:
-            self._forgets = Forgets(self.typing, self.assembly.parts, self.assembly.charges)
+            self._forgets = ForgottenScales(self.typing, self.assembly.parts, self.assembly.charges)
         return self._forgets.of(symmetry)
 
     def normalisations(self) -> Mapping[tuple[str, bool], int]:

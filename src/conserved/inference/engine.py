@@ -80,7 +80,7 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Softened:
+class SoftenedCharges:
     """Charges that a normalisation with this ε makes vanish only as far as ε is small: what it divides by."""
 
     fields: tuple[Field, ...]
@@ -113,7 +113,7 @@ class Engine:
     endings: list[Ending] = member(default_factory=list)
     forgotten: list[Ending] = member(default_factory=list)
     """Shifts that an operation does not see."""
-    softened: list[Softened] = member(default_factory=list)
+    softened: list[SoftenedCharges] = member(default_factory=list)
     """Normalisations that forget a scale up to ε."""
     passed: dict[str, list[Atoms]] = member(default_factory=dict)
     """Charges that went through a kind of operation, such as "homogeneous"."""
@@ -159,7 +159,7 @@ class Engine:
         if not fields:
             return
         if soft:
-            self.softened.append(Softened(fields, self.origin, soft))
+            self.softened.append(SoftenedCharges(fields, self.origin, soft))
         system = self.shifts if shift else self.charges
         groups = components(fields)
         rest: list[tuple[Fraction, Atoms]] = []

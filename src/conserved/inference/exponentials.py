@@ -22,9 +22,9 @@ import numpy as np
 
 from conserved.inference.echelon import Echelon, Equation, simplest
 from conserved.inference.engine import Ending, Engine, Region
-from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.system import LinearSystem
 from conserved.inference.types import Atoms, Field
+from conserved.inference.unnamed_symmetry import LegPart, UnnamedSymmetry, simple
 from conserved.inference.views import UnviewableError, rows_view, whole_view
 from conserved.symmetry import Leg, OneScale, Scaling, Translation
 
@@ -61,7 +61,7 @@ def separate(engine: Engine) -> None:
     engine.endings.sort(key=lambda ending: ending.origin)
 
 
-def traded_laws(engine: Engine, regions: Sequence[Region]) -> list[FoundSymmetry]:
+def traded_laws(engine: Engine, regions: Sequence[Region]) -> list[UnnamedSymmetry]:
     """Return symmetries that trade a scale for a shift. Call it before `separate`."""
     if not engine.exponentials or not _some_scale_is_free(engine):
         return []
@@ -175,14 +175,14 @@ class _Motions:
         ]
         self.starts = np.concatenate([[0], np.cumsum([atoms.size for atoms in self.atoms])]).astype(np.int64).tolist()
 
-    def symmetries(self, vectors: Sequence[Equation]) -> list[FoundSymmetry]:
+    def symmetries(self, vectors: Sequence[Equation]) -> list[UnnamedSymmetry]:
         """Return motions as symmetries: those of single places of the same fields are rows of one law."""
         alike: dict[tuple[tuple[int, int, bool, float], ...], list[list[_Place]]] = defaultdict(list)
         for vector in vectors:
             motions = self._places(vector)
             if motions is not None:
                 alike[tuple(motion.alike for motion in motions)].append(motions)
-        result: list[FoundSymmetry] = []
+        result: list[UnnamedSymmetry] = []
         for members in alike.values():
             members.sort(key=lambda motions: [motion.places for motion in motions])
             single = all(len(motion.places) == 1 and motion.field >= 0 for motions in members for motion in motions)
@@ -220,7 +220,7 @@ class _Motions:
             return None
         return sorted(result, key=lambda motion: (motion.shift, self.regions[motion.region].origin, motion.field))
 
-    def _symmetry(self, members: Sequence[Sequence[_Place]]) -> FoundSymmetry | None:
+    def _symmetry(self, members: Sequence[Sequence[_Place]]) -> UnnamedSymmetry | None:
         """Return the symmetry whose row n is the n-th of some motions that are alike."""
         legs, parts = [], []
         shifted = all(motion.shift for motion in members[0])
@@ -242,5 +242,5 @@ class _Motions:
             parts.append(LegPart(region, motion.field, motion.power, rows, shift=motion.shift))
         if shifted:
             # Both sides of a relation, but no scale of a parameter: such numbers are added to several at once.
-            return None if several else FoundSymmetry(Translation(), tuple(legs), parts).signed()
-        return FoundSymmetry(Scaling() if several else OneScale(), tuple(legs), parts, family=LOG_SCALE).signed()
+            return None if several else UnnamedSymmetry(Translation(), tuple(legs), parts).signed()
+        return UnnamedSymmetry(Scaling() if several else OneScale(), tuple(legs), parts, family=LOG_SCALE).signed()

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.errors import ConservedError
-from conserved.inference.engine import Softened
-from conserved.inference.found_symmetry import LegPart
+from conserved.inference.engine import SoftenedCharges
 from conserved.inference.rules import base_name
 from conserved.inference.system import Solution
 from conserved.inference.typing import Typing
+from conserved.inference.unnamed_symmetry import LegPart
 from conserved.symmetry import Symmetry
 
 FUNCTIONS = ("native_layer_norm", "fused_rms_norm", "rms_norm", "native_group_norm", "native_batch_norm")
@@ -26,7 +26,7 @@ FUNCTIONS = ("native_layer_norm", "fused_rms_norm", "rms_norm", "native_group_no
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forgetting:
+class ForgottenScale:
     """One normalisation of a program that forgets the scales of a law."""
 
     module: str
@@ -45,7 +45,7 @@ class UnsolvedError(ConservedError, ValueError):
     """The motion of a law is not one of the free numbers of the typing."""
 
 
-class Forgets:
+class ForgottenScales:
     """Answers, for the laws of one typed program, through which normalisations they pass."""
 
     def __init__(self, typing: Typing, parts: Mapping[str, list[LegPart]], solution: Solution) -> None:
@@ -63,7 +63,7 @@ class Forgets:
         table = np.concatenate(atoms) if atoms else np.zeros((0, 2), dtype=np.int64)
         self._owners = table[np.argsort(table[:, 0], kind="stable")]
 
-    def of(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
+    def of(self, symmetry: Symmetry) -> tuple[ForgottenScale, ...]:
         """Return every normalisation through which a law up to ε passes.
 
         Raises:
@@ -79,7 +79,7 @@ class Forgets:
             if not np.abs(charges).any():
                 continue
             module, function, call = self._numbers[softened.origin]
-            forgotten.append(Forgetting(module, function, call, float(softened.epsilon), dims, charges))
+            forgotten.append(ForgottenScale(module, function, call, float(softened.epsilon), dims, charges))
         return tuple(forgotten)
 
     def _motions(self, symmetry: Symmetry) -> Iterator[np.ndarray]:
@@ -165,7 +165,7 @@ def count_calls(typing: Typing) -> dict[tuple[str, bool], int]:
     return dict(Counter((module, function) for module, function, _ in _number_calls(typing).values()))
 
 
-def _charges(softened: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+def _charges(softened: SoftenedCharges, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """Return the total charge of what is divided by, for every motion, over the axes along which it differs."""
     placed = [field for field in softened.fields if not field.virtual]
     dims = tuple(sorted({dim for field in placed for dim in field.dims}))

@@ -209,7 +209,7 @@ class _Known:
     laws: LawSet
 
 
-class Kept:
+class CachedLaws:
     """What was found out about a model, kept in the model: they go together, whatever else its parameters hold."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -239,11 +239,11 @@ class Kept:
 _PLACE = "_kept_by_conserved"
 
 
-def kept_with(model: nn.Module) -> Kept:
+def kept_with(model: nn.Module) -> CachedLaws:
     """Return what was found out about a model; a copy that shares the attributes of another model has its own."""
     state = model.__dict__.get(_PLACE)
-    if not isinstance(state, Kept) or state.owner() is not model:
-        state = model.__dict__[_PLACE] = Kept(model)
+    if not isinstance(state, CachedLaws) or state.owner() is not model:
+        state = model.__dict__[_PLACE] = CachedLaws(model)
     return state
 
 

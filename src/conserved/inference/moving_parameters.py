@@ -21,7 +21,7 @@ _SAME = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveOutcome:
     """What moving parameters along a symmetry did to outputs: their relative change, and that of half the motion."""
 
     change: float
@@ -70,7 +70,7 @@ def runs(
 
 def move_parameters(
     run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0
-) -> Moved:
+) -> MoveOutcome:
     """Move parameters along symmetries, one after the other, and compare outputs with those before."""
     generator = torch.Generator().manual_seed(seed)
     start = {name: whole(value.detach()) for name, value in parameters.items()}
@@ -81,7 +81,7 @@ def move_parameters(
         half = _first_leg(symmetry).act(half, element)
     before = run(start, seed)
     precision = max((torch.finfo(tensor.dtype).eps for tensor in before), default=1e-7)
-    return Moved(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
+    return MoveOutcome(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
 
 
 def _first_leg(symmetry: Symmetry) -> Symmetry:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.inference.exponentials import LOG_SCALE
-from conserved.inference.found_symmetry import FoundSymmetry, LegPart
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
+from conserved.inference.unnamed_symmetry import LegPart, UnnamedSymmetry
 from conserved.symmetry import Symmetry
 
 WORDS = {
@@ -34,7 +34,7 @@ class _Marks:
     """Atoms along which all entries of one tensor meet all of another."""
 
 
-def name_symmetries(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> list[Symmetry]:
+def name_symmetries(assembly: Assembly, symmetries: Sequence[UnnamedSymmetry]) -> list[Symmetry]:
     """Return symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
@@ -43,7 +43,7 @@ def name_symmetries(assembly: Assembly, symmetries: Sequence[FoundSymmetry]) -> 
         _mark(_gates(assembly), count),
         _alike(assembly, _mark(passed.get("scores", []), count)),
     )
-    described = [(*_describe(assembly, found_symmetry, marks), found_symmetry) for found_symmetry in symmetries]
+    described = [(*_describe(assembly, unnamed_symmetry, marks), unnamed_symmetry) for unnamed_symmetry in symmetries]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
     several = Counter((block, family) for block, family, _, _ in described)
@@ -82,8 +82,8 @@ def _gates(assembly: Assembly) -> list[np.ndarray]:
     return [atoms for origin, atoms in assembly.engine.gates if trained.issuperset(program.operations[origin].inputs())]
 
 
-def _place(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[int, int, int]:
-    first = min(found_symmetry.parts, key=lambda part: part.region.origin)
+def _place(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry) -> tuple[int, int, int]:
+    first = min(unnamed_symmetry.parts, key=lambda part: part.region.origin)
     index = int(first.places.reshape(-1)[0]) if first.places.size else 0
     return first.region.origin, first.factor, index
 
@@ -105,84 +105,86 @@ def _alike(assembly: Assembly, marked: np.ndarray) -> np.ndarray:
     return result
 
 
-def _pair(found_symmetry: FoundSymmetry, marks: _Marks) -> str:
+def _pair(unnamed_symmetry: UnnamedSymmetry, marks: _Marks) -> str:
     """Return two maps whose outputs are contracted: scores of all positions, or a product at each of them."""
-    atoms = [_atoms(part) for part in found_symmetry.parts]
+    atoms = [_atoms(part) for part in unnamed_symmetry.parts]
     return "query_key" if any(marks.scores[a].any() for a in atoms) else "inner_product"
 
 
-def _describe(assembly: Assembly, found_symmetry: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
+def _describe(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry, marks: _Marks) -> tuple[str, str, str]:
     """Return block, family and part of a symmetry."""
-    if found_symmetry.family == LOG_SCALE:
-        return _common([_module(leg.view.parameter) for leg in found_symmetry.legs]), LOG_SCALE, ""
-    if found_symmetry.family:
-        module, _, leaf = found_symmetry.legs[0].view.parameter.rpartition(".")
-        return module, found_symmetry.family, leaf
-    if found_symmetry.kind.linear:
-        return _shift(assembly, found_symmetry)
-    makes = [part for part in found_symmetry.parts if part.region.role in ("map", "bias", "table") and part.factor == 0]
-    reads = [part for part in found_symmetry.parts if part.region.role == "map" and part.factor > 0]
-    gains = [part for part in found_symmetry.parts if part.region.role == "gain"]
-    modules = [_module(leg.view.parameter) for leg in found_symmetry.legs]
-    if found_symmetry.kind.shared == "nothing":
-        return _scale(found_symmetry, makes, modules)
+    if unnamed_symmetry.family == LOG_SCALE:
+        return _common([_module(leg.view.parameter) for leg in unnamed_symmetry.legs]), LOG_SCALE, ""
+    if unnamed_symmetry.family:
+        module, _, leaf = unnamed_symmetry.legs[0].view.parameter.rpartition(".")
+        return module, unnamed_symmetry.family, leaf
+    if unnamed_symmetry.kind.linear:
+        return _shift(assembly, unnamed_symmetry)
+    makes = [
+        part for part in unnamed_symmetry.parts if part.region.role in ("map", "bias", "table") and part.factor == 0
+    ]
+    reads = [part for part in unnamed_symmetry.parts if part.region.role == "map" and part.factor > 0]
+    gains = [part for part in unnamed_symmetry.parts if part.region.role == "gain"]
+    modules = [_module(leg.view.parameter) for leg in unnamed_symmetry.legs]
+    if unnamed_symmetry.kind.shared == "nothing":
+        return _scale(unnamed_symmetry, makes, modules)
     if gains:
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
         return _module(gains[0].region.name), "gain", ""
-    leaves = {leg.view.parameter.rpartition(".")[2] for leg in found_symmetry.legs}
-    if len({*modules}) == 1 and leaves <= {"weight", "bias"} and not found_symmetry.kind.positive:
+    leaves = {leg.view.parameter.rpartition(".")[2] for leg in unnamed_symmetry.legs}
+    if len({*modules}) == 1 and leaves <= {"weight", "bias"} and not unnamed_symmetry.kind.positive:
         # A fused map is part of what computes attention; an attention with parameters of its own is that itself.
         modules = [modules[0].rpartition(".")[0]]
-    if not found_symmetry.kind.positive:
+    if not unnamed_symmetry.kind.positive:
         if not reads:
-            return _common(modules), _pair(found_symmetry, marks), ""
-        heads = any(part.places.size < _size(part) for part in found_symmetry.parts)
+            return _common(modules), _pair(unnamed_symmetry, marks), ""
+        heads = any(part.places.size < _size(part) for part in unnamed_symmetry.parts)
         return (
             _common(modules),
-            "value_output" if heads or _through_batch(assembly, found_symmetry) else "linear_pair",
+            "value_output" if heads or _through_batch(assembly, unnamed_symmetry) else "linear_pair",
             "",
         )
     atoms = [_atoms(part) for part in makes]
     homogeneous = any(marks.homogeneous[a].any() for a in atoms)
     gated = any(marks.gated[a].any() for a in atoms)
-    if not reads and len({leg.degree > 0 for leg in found_symmetry.legs}) == 1:
+    if not reads and len({leg.degree > 0 for leg in unnamed_symmetry.legs}) == 1:
         return _common(modules), "forgotten_scales", ""
     if not reads:
-        return _common(modules), _pair(found_symmetry, marks), ""
-    if not homogeneous and not gated and any(part.places.size < _size(part) for part in found_symmetry.parts):
+        return _common(modules), _pair(unnamed_symmetry, marks), ""
+    if not homogeneous and not gated and any(part.places.size < _size(part) for part in unnamed_symmetry.parts):
         return _common(modules), "value_output", ""
-    flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in found_symmetry.parts)
+    flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in unnamed_symmetry.parts)
     plain = "neurons" if homogeneous or flat else "channels"
     family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else plain
     if family == "gated_neurons":
-        found_symmetry.legs = tuple(
-            sorted((leg.turned() for leg in found_symmetry.legs), key=lambda leg: leg.degree < 0)
+        unnamed_symmetry.legs = tuple(
+            sorted((leg.turned() for leg in unnamed_symmetry.legs), key=lambda leg: leg.degree < 0)
         )
     return _common(modules), family, ""
 
 
-def _through_batch(assembly: Assembly, found_symmetry: FoundSymmetry) -> bool:
+def _through_batch(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry) -> bool:
     """Return whether the space went through a product with a batch axis, as the values of attention do."""
-    part = found_symmetry.parts[0]
+    part = unnamed_symmetry.parts[0]
     atoms = _atoms(part)
     return bool((assembly.engine.partition.spaces[atoms] != assembly.engine.partition.labels[atoms]).any())
 
 
-def _scale(found_symmetry: FoundSymmetry, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
-    if any(part.region.role == "table" for part in found_symmetry.parts):
+def _scale(unnamed_symmetry: UnnamedSymmetry, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
+    if any(part.region.role == "table" for part in unnamed_symmetry.parts):
         return _common(modules), "stream_scale", ""
-    both = len({leg.degree > 0 for leg in found_symmetry.legs}) == 2
-    if both and all(part.region.role == "gain" for part in found_symmetry.parts):
+    both = len({leg.degree > 0 for leg in unnamed_symmetry.legs}) == 2
+    if both and all(part.region.role == "gain" for part in unnamed_symmetry.parts):
         return _common(modules), "query_key_gain", ""
-    undivided = [part for part in found_symmetry.parts if part.factor < 0]
+    undivided = [part for part in unnamed_symmetry.parts if part.factor < 0]
     if (
         both
-        and len(makes) + len(undivided) == len(found_symmetry.parts)
-        and len({part.region.name for part in found_symmetry.parts}) == len(found_symmetry.parts) == 2
+        and len(makes) + len(undivided) == len(unnamed_symmetry.parts)
+        and len({part.region.name for part in unnamed_symmetry.parts}) == len(unnamed_symmetry.parts) == 2
     ):
         return _common(modules), "query_key", ""
-    if len({_module(part.region.name) for part in found_symmetry.parts}) == 1:
+    if len({_module(part.region.name) for part in unnamed_symmetry.parts}) == 1:
         module = modules[0]
         leaf = module.rpartition(".")[2]
         for family, words in WORDS.items():
@@ -192,29 +194,29 @@ def _scale(found_symmetry: FoundSymmetry, makes: Sequence[LegPart], modules: Seq
     return _common(modules), "sum_scale" if both else "stream_scale", ""
 
 
-def _shift(assembly: Assembly, found_symmetry: FoundSymmetry) -> tuple[str, str, str]:
-    names = [leg.view.parameter for leg in found_symmetry.legs]
+def _shift(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry) -> tuple[str, str, str]:
+    names = [leg.view.parameter for leg in unnamed_symmetry.legs]
     modules = list(map(_module, names))
-    if len(found_symmetry.legs) > 1:
-        if any(part.region.role == "table" for part in found_symmetry.parts) or any(
-            leg.view.n > 1 and leg.view.m > 1 for leg in found_symmetry.legs
+    if len(unnamed_symmetry.legs) > 1:
+        if any(part.region.role == "table" for part in unnamed_symmetry.parts) or any(
+            leg.view.n > 1 and leg.view.m > 1 for leg in unnamed_symmetry.legs
         ):
             return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
-        wide = [sum(axis.size > 1 for axis in part.region.sets) for part in found_symmetry.parts]
-        if len(found_symmetry.parts) == 2 and min(wide) == 1 < max(wide):
+        wide = [sum(axis.size > 1 for axis in part.region.sets) for part in unnamed_symmetry.parts]
+        if len(unnamed_symmetry.parts) == 2 and min(wide) == 1 < max(wide):
             return _common(modules), "positions", _leaf(names[wide.index(1)])
-        if len({leg.degree > 0 for leg in found_symmetry.legs}) == 1 and "softmax" in _forgiving(
-            assembly, found_symmetry.parts[0]
+        if len({leg.degree > 0 for leg in unnamed_symmetry.legs}) == 1 and "softmax" in _forgiving(
+            assembly, unnamed_symmetry.parts[0]
         ):
             return _common(modules), "inert_bias", ""
-        return _common(modules), "bias_centre" if found_symmetry.legs[0].view.m == 1 else "bias_shift", ""
+        return _common(modules), "bias_centre" if unnamed_symmetry.legs[0].view.m == 1 else "bias_shift", ""
     module, leaf = modules[0], names[0].rpartition(".")[2]
-    operation = _forgiving(assembly, found_symmetry.parts[0])
+    operation = _forgiving(assembly, unnamed_symmetry.parts[0])
     if operation == "output":
         return module, "class_shift", leaf
     if "softmax" in operation:
-        return (module, "shift", leaf) if found_symmetry.legs[0].view.n > 1 else (module, "inert_bias", "")
-    return (module, "centre", leaf) if found_symmetry.legs[0].view.n > 1 else (module, "inert_bias", "")
+        return (module, "shift", leaf) if unnamed_symmetry.legs[0].view.n > 1 else (module, "inert_bias", "")
+    return (module, "centre", leaf) if unnamed_symmetry.legs[0].view.n > 1 else (module, "inert_bias", "")
 
 
 def _forgiving(assembly: Assembly, part: LegPart) -> str:

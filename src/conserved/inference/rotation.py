@@ -250,10 +250,7 @@ class Rotations:
         return ((u.unsqueeze(-2) @ left) @ (right @ v.unsqueeze(-1))).flatten()
 
     def _turns(self, value: int) -> list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-        """Return for the dimensions of every factor.
-
-        The sign with which an entry is turned, and the place it comes from.
-        """
+        """Return, for the dimensions of each factor, the sign with which an entry turns and the index it comes from."""
         known = self.typing.known[value]
         assert isinstance(known, Type)
         result = []
@@ -317,10 +314,7 @@ class Rotations:
     def _invented(
         self, value: int, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
     ) -> Tensor:
-        """Return a value from outside.
-
-        A constant as it is, something computed from constants again, else random numbers.
-        """
+        """Return a value from outside: a constant as it is, what constants determine, or random numbers."""
         described = program.values[value]
         if described.constant is not None:
             constant = described.constant

@@ -13,13 +13,13 @@ import numpy as np
 
 from conserved.inference.echelon import Echelon, Equation
 from conserved.inference.exponentials import separate, traded_laws
-from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
 from conserved.inference.system import Solution, unsolved_motions
 from conserved.inference.translations import Translations
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
+from conserved.inference.unnamed_symmetry import LegPart, UnnamedSymmetry, simple
 from conserved.inference.views import UnviewableError, entries_view, planes_view, rows_view, whole_view
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Translation, View
 
@@ -46,13 +46,13 @@ class Assembly:
             for index, factor in enumerate(region.type.factors)
         ]
 
-    def found(self) -> list[FoundSymmetry]:
+    def found(self) -> list[UnnamedSymmetry]:
         """Return every symmetry."""
         linear, gone = self._linear()
         shifts = Translations(self.regions, self.shifts, self.unviewable).found()
         return linear + self._scalings(gone) + self.traded + shifts
 
-    def _linear(self) -> tuple[list[FoundSymmetry], np.ndarray]:
+    def _linear(self) -> tuple[list[UnnamedSymmetry], np.ndarray]:
         """Return blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
         # Only classes that occur in a parameter can give a law, and only blocks of at least two of them can mix.
@@ -120,11 +120,11 @@ class Assembly:
                 continue
             if legs[0].degree < 0:
                 legs = tuple(leg.turned() for leg in legs)
-            result.append(FoundSymmetry(GeneralLinear(), legs, own_parts, space=int(self.spaces[members[0]])))
+            result.append(UnnamedSymmetry(GeneralLinear(), legs, own_parts, space=int(self.spaces[members[0]])))
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
-    def _scalings(self, diagonal: np.ndarray) -> list[FoundSymmetry]:
+    def _scalings(self, diagonal: np.ndarray) -> list[UnnamedSymmetry]:
         """Return free charges that are not diagonals of a general linear group."""
         columns = np.arange(self.charges.soft.size)
         if diagonal.size:
@@ -150,7 +150,7 @@ class Assembly:
             signature = combine(signature, space)
             signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
         _label, inverse = np.unique(signature[present], return_inverse=True)
-        result: list[FoundSymmetry] = []
+        result: list[UnnamedSymmetry] = []
         grouped = np.argsort(inverse, kind="stable")
         borders = np.flatnonzero(np.diff(inverse[grouped])) + 1
         gathered = []
@@ -322,7 +322,7 @@ class Assembly:
 
     def _scaling(
         self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, space: int, turning: set[int]
-    ) -> list[FoundSymmetry]:
+    ) -> list[UnnamedSymmetry]:
         """Return the symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
         try:
@@ -330,13 +330,13 @@ class Assembly:
                 return [self._inert(parts[0], space)]
             if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                return [FoundSymmetry(Scaling(), legs, parts, soft, space).signed()]
+                return [UnnamedSymmetry(Scaling(), legs, parts, soft, space).signed()]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
                 if id(parts) in turning:
                     legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                    return [FoundSymmetry(ComplexScaling(), legs, parts, soft, space).signed()]
+                    return [UnnamedSymmetry(ComplexScaling(), legs, parts, soft, space).signed()]
                 if all(part.region.role == "gain" for part in parts):
-                    return [FoundSymmetry(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
+                    return [UnnamedSymmetry(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
         except UnviewableError:
             # No one view shows all of them: each is a law by itself, below.
             pass
@@ -345,17 +345,17 @@ class Assembly:
             own = [LegPart(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
-                result.append(FoundSymmetry(OneScale(), legs_or_none, own + scalar, soft, space).signed())
+                result.append(UnnamedSymmetry(OneScale(), legs_or_none, own + scalar, soft, space).signed())
         return result
 
-    def _inert(self, part: LegPart, space: int) -> FoundSymmetry:
-        """Return entries whose scales are free one by one get no gradient.
+    def _inert(self, part: LegPart, space: int) -> UnnamedSymmetry:
+        """Return the laws of entries whose scales are free one by one: no gradient reaches them.
 
         Θ ∂L/∂θ = 0 for each, so each is conserved.
         """
         factor = part.region.type.factors[part.factor]
         view = entries_view(part.region, factor.dims, np.sort(part.places.reshape(-1)))
-        return FoundSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")
+        return UnnamedSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")
 
     def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
         try:

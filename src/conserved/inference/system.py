@@ -210,7 +210,8 @@ class LinearSystem:
             rows, columns, values = rows[keep], columns[keep], values[keep]
 
     def _join_similar(self, stands: Atoms, rows: sparse.csr_matrix, starts: np.ndarray) -> int:
-        """Merge two variables wherever two equations of three terms are the same up to these; how many pairs are.
+        """Merge two variables wherever two equations of three terms agree up to these; return how many pairs were
+        merged.
 
         From v + x + y = 0 and w + x + y = 0 follows v = w, and likewise with signs.
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.inference.engine import Region
-from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.row_sums import row_sums
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution
+from conserved.inference.unnamed_symmetry import LegPart, UnnamedSymmetry, simple
 from conserved.inference.views import UnviewableError, columns_view, entries_view, rows_view
 from conserved.symmetry import Leg, Translation
 
@@ -24,7 +24,7 @@ class Translations:
     shifts: Solution
     unviewable: list[str]
 
-    def found(self) -> list[FoundSymmetry]:
+    def found(self) -> list[UnnamedSymmetry]:
         """Return free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts)
         result = self._row_sums(space)
@@ -41,7 +41,7 @@ class Translations:
                 LegPart(self.regions[unit.region], unit.field, simple(float(weight)), unit.places)
                 for unit, weight in family
             ]
-            result.append(FoundSymmetry(Translation(), legs, parts).signed())
+            result.append(UnnamedSymmetry(Translation(), legs, parts).signed())
         for alike in space.rest():
             together = self._entries(space, alike)
             if together is not None:
@@ -53,7 +53,7 @@ class Translations:
                     result.append(symmetries)
         return result
 
-    def _row_sums(self, space: ShiftSpace) -> list[FoundSymmetry]:
+    def _row_sums(self, space: ShiftSpace) -> list[UnnamedSymmetry]:
         """Return sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
         result = []
         for number, region in enumerate(self.regions):
@@ -72,10 +72,10 @@ class Translations:
                     except UnviewableError as problem:
                         self.unviewable.append(str(problem))
                         continue
-                    result.append(FoundSymmetry(Translation(), (Leg(view),), [LegPart(region, index, 1, columns)]))
+                    result.append(UnnamedSymmetry(Translation(), (Leg(view),), [LegPart(region, index, 1, columns)]))
         return result
 
-    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> FoundSymmetry | None:
+    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> UnnamedSymmetry | None:
         """Return numbers added to single entries of the same parameters with the same weights, as one law of slices."""
         legs, parts = [], []
         rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
@@ -94,9 +94,9 @@ class Translations:
                 return None
             legs.append(Leg(view, simple(weight)))
             parts.append(LegPart(region, index, simple(weight), (row - space.starts[number])[:, None]))
-        return FoundSymmetry(Translation(), tuple(legs), parts).signed()
+        return UnnamedSymmetry(Translation(), tuple(legs), parts).signed()
 
-    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> FoundSymmetry | None:
+    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> UnnamedSymmetry | None:
         """Return a number that is added, with weights, to a list of entries of parameters."""
         legs, parts = [], []
         for number, start, stop in space.spans():
@@ -123,4 +123,4 @@ class Translations:
                     return None
                 legs.append(Leg(view, simple(float(weight))))
                 parts.append(LegPart(region, index, simple(float(weight)), chosen[None]))
-        return FoundSymmetry(Translation(), tuple(legs), parts).signed() if legs else None
+        return UnnamedSymmetry(Translation(), tuple(legs), parts).signed() if legs else None

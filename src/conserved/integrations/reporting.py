@@ -10,7 +10,7 @@ from typing import Any
 
 from conserved.output.printable import printable
 from conserved.store import Sink, TensorBoard, Trackio, WeightsAndBiases
-from conserved.store.sampled_sink import Sampled
+from conserved.store.sampled_sink import SampledSink
 from conserved.tracking import Monitor
 
 
@@ -24,7 +24,7 @@ def sinks_of(args: Any) -> list[Sink]:
     """
     names = args.report_to if isinstance(args.report_to, list | tuple) else [args.report_to]
     every = int(args.logging_steps) if args.logging_steps and args.logging_steps >= 1 else 100
-    return [Sampled(sink, every) for sink in _sinks_in(set(names), Path(args.output_dir))]
+    return [SampledSink(sink, every) for sink in _sinks_in(set(names), Path(args.output_dir))]
 
 
 def tell(monitor: Monitor, here: bool) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
-    from conserved.laws.law_set import Change, Dropped, Explains, Law, LawSet, Reference
+    from conserved.laws.law_set import Change, Dropped, Law, LawExplanation, LawSet, Reference
     from conserved.laws.program_check import ProgramCheck
 else:
     __getattr__ = loaded_on_demand(
         __name__,
-        {"law_set": "Change Dropped Explains Law LawSet Reference", "program_check": "ProgramCheck"},
+        {"law_set": "Change Dropped LawExplanation Law LawSet Reference", "program_check": "ProgramCheck"},
     )
 
-__all__ = ["Change", "Dropped", "Explains", "Law", "LawSet", "ProgramCheck", "Reference"]
+__all__ = ["Change", "Dropped", "Law", "LawExplanation", "LawSet", "ProgramCheck", "Reference"]

@@ -49,7 +49,7 @@ def _row_difference(leg: Leg, unit: int) -> Iterator[Leg]:
 
 
 def _entrywise(leg: Leg) -> Leg:
-    """Return every entry a row of its own, in the order of the view."""
+    """Return the leg with a row for every entry, in the order of the view."""
     view = leg.view
     return Leg(replace(view, axes=view.axes + view.rest), leg.degree)
 

@@ -118,8 +118,8 @@ class Balance:
 
 
 @runtime_checkable
-class Together(Protocol):
-    """Processes that judge alike."""
+class ProcessAgreement(Protocol):
+    """The processes that have to reach the same verdict."""
 
     @property
     def size(self) -> int: ...
@@ -153,7 +153,7 @@ class PendingBalance:
     single: bool
     """Whether some gradient has less than double precision."""
     meshes: Sequence[Any]
-    groups: Sequence[Together] = ()
+    groups: Sequence[ProcessAgreement] = ()
     device: torch.device | None = None
     """Where processes exchange numbers."""
     made: frozenset[str] = frozenset()
@@ -167,10 +167,10 @@ class PendingBalance:
         *,
         dtype: torch.dtype | None = None,
         lengths: bool = False,
-        groups: Sequence[Together] = (),
+        groups: Sequence[ProcessAgreement] = (),
         made: Collection[str] = (),
     ) -> PendingBalance:
-        """Return queue everything that is read of parameters θ and gradients: they may change or be freed afterwards.
+        """Queue the reading of parameters θ and gradients: they may change or be freed afterwards.
 
         Args:
             plan: the symmetries.
@@ -180,7 +180,6 @@ class PendingBalance:
             lengths: whether norms of the parameters of laws are needed too.
             groups: processes that have the same laws, and take the largest residual of any of them.
             made: names of tensors that are made of others, and are no gradients of their own.
-
         """
         with torch.no_grad():
             moments = plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)], sizes=True, dtype=dtype)
@@ -416,7 +415,7 @@ def _agree(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
 
 
 def _worst(
-    group: Together,
+    group: ProcessAgreement,
     precision: int,
     residuals: NDArray[np.float64],
     tested: NDArray[np.bool_],

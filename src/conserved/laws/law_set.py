@@ -82,7 +82,7 @@ class Change:
 
 
 @runtime_checkable
-class Explains(Protocol):
+class LawExplanation(Protocol):
     """An object that knows why laws hold, such as the inference that found them."""
 
     def explain(self, symmetry: Symmetry) -> str:
@@ -108,7 +108,7 @@ class LawSet:
     dropped: tuple[Dropped, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Operations without a typing rule, and how often each occurred; tensors they touch are taken to be fixed."""
-    derivation: Explains | None = None
+    derivation: LawExplanation | None = None
     checked: ProgramCheck | None = None
     """The test of all exact laws on the program in float64; None for laws that were not inferred from a program."""
     plan: Plan = field(init=False)
@@ -178,7 +178,7 @@ class LawSet:
         """
         return self._derived().verdict(self[name])
 
-    def _derived(self) -> Explains:
+    def _derived(self) -> LawExplanation:
         if self.derivation is None:
             raise ValueError("These laws were not inferred from a program, so there is no derivation of them.")
         return self.derivation

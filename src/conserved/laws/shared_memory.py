@@ -64,7 +64,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def memory_of(tensor: Tensor) -> Hashable:
-    """Return equal for tensors that are the same numbers, whether they are one object or tied through `.data`."""
+    """Return a key that is equal for tensors of the same numbers: one object, or several tied through `.data`."""
     extent = _extent(tensor)
     return (*extent, tuple(tensor.shape), tensor.stride(), tensor.dtype) if extent else id(tensor)
 

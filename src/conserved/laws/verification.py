@@ -127,7 +127,7 @@ def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -
 
 
 def _judge(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
-    """Return the same as a verdict."""
+    """Return the status of one identity as a verdict."""
     outcome = status(residual, limit, tested=tested, nearly=nearly)
     if not tested:
         message = f"No gradient reached the parameters of {name}, or all of them are zero."

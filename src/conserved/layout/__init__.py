@@ -11,13 +11,13 @@ from conserved.layout.flat_shards import (
 from conserved.layout.given import GivenLayout
 from conserved.layout.gradients import gradient_of, reduced_gradients, scatters_gradients
 from conserved.layout.groups import RankGroup
-from conserved.layout.law_pieces import Assembled, LawAssembly
+from conserved.layout.law_pieces import AssembledTensors, LawAssembly
 from conserved.layout.reading import layout_of, replica_groups
 from conserved.layout.replicas import Disagreement, compare_replicas
 from conserved.layout.table import ModelLayout, ParameterLayout, PieceCut
 
 __all__ = [
-    "Assembled",
+    "AssembledTensors",
     "Disagreement",
     "FlatShard",
     "GivenLayout",

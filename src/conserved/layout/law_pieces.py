@@ -41,7 +41,7 @@ OTHER_LAWS = "the processes of the {group} know other laws of it, so that its pi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Assembled:
+class AssembledTensors:
     """Parameters and gradients of this process, with what its laws need of other processes."""
 
     points: Tensors
@@ -94,7 +94,7 @@ class LawAssembly:
         """By name of a small leg, the parameter that it is made of."""
         return {name: part.leg.view.parameter for name, part in self.sums.items()}
 
-    def put_together(self, points: Tensors, gradients: Tensors) -> Assembled:
+    def put_together(self, points: Tensors, gradients: Tensors) -> AssembledTensors:
         """Add up what laws need of other processes; every process of every group has to call it.
 
         Args:
@@ -102,7 +102,7 @@ class LawAssembly:
             gradients: their gradients, after all reductions.
         """
         if not self.groups:
-            return Assembled(points=points, gradients=gradients)
+            return AssembledTensors(points=points, gradients=gradients)
         # A process that fails here must still answer the others, who would wait for it.
         values = Boundary(logs=False).attempt("layout", self._values, points, gradients)
         pieces: dict[str, Tensor] = values or {}
@@ -126,7 +126,9 @@ class LawAssembly:
         for name, part in self.sums.items():
             if part.law not in left_open:
                 theta[name], directions[name] = small_leg(part.kind, part.leg, pieces[name])
-        return Assembled(points=theta, gradients=directions, left_open=left_open, together=tuple(together), moved=moved)
+        return AssembledTensors(
+            points=theta, gradients=directions, left_open=left_open, together=tuple(together), moved=moved
+        )
 
     def _values(self, points: Tensors, gradients: Tensors) -> dict[str, Tensor]:
         return {name: leg_sums(part.kind, part.leg, points, gradients) for name, part in self.sums.items()}
@@ -143,7 +145,7 @@ class LegSum:
 
 
 def _sums(symmetry: Symmetry, layout: ModelLayout, groups: Sequence[RankGroup]) -> dict[int, tuple[RankGroup, ...]]:
-    """Return by place of a leg that is cut, the groups its sums are added up over.
+    """Return, for each leg that is cut, the groups over which its sums are added up, by the place of the leg.
 
     None for a law of this process alone.
     """

@@ -182,7 +182,7 @@ def _parameter_layout(
 
 
 def _owners(model: nn.Module) -> dict[int, ParameterOwner]:
-    """Return by identity of a parameter, what the module that owns it says about it."""
+    """Return what the module that owns each parameter says about it, by the identity of the parameter."""
     owners: dict[int, ParameterOwner] = {}
     for module in model.modules():
         handle, expert = vars(module).get("tp_group"), bool(vars(module).get("is_expert", False))

@@ -73,7 +73,7 @@ def _joint_processes(parameters: Mapping[str, Tensor], *, marked: bool, describe
 
 
 def replica_groups(model: nn.Module, given: GivenLayout | None = None) -> dict[tuple[int, ...], list[str]]:
-    """Return by ranks of a group the parameters that its processes should hold alike.
+    """Return the parameters that processes should hold alike, by the ranks of their group.
 
     Args:
         model: the model.

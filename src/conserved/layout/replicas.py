@@ -111,7 +111,7 @@ def _is_replica(gradient: Tensor, point: Tensor, group: RankGroup) -> bool:
 
 
 def projections(tensor: Tensor, first: int = 0) -> Tensor:
-    """Return the norm, and two sums with fixed irregular weights that see a change of any entry.
+    """Return the norm, and two sums with fixed irregular weights that change with every entry.
 
     Args:
         tensor: a tensor, or the entries of a flat one from number `first` on.

@@ -88,7 +88,7 @@ class ModelLayout(Mapping[str, ParameterLayout]):
         return tuple(sorted(groups.values(), key=lambda group: (group.name, group.size)))
 
     def replica_groups(self) -> dict[RankGroup, list[str]]:
-        """Return by group, the parameters that its processes should hold alike, in the order of the model."""
+        """Return the parameters that the processes of each group should hold alike, in the order of the model."""
         groups: dict[RankGroup, list[str]] = {}
         for name, layout in self.parameters.items():
             for group in layout.replicated:

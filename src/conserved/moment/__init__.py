@@ -11,7 +11,7 @@ from conserved.moment.plan import Moments, Plan
 from conserved.moment.portions import Part, reads_together
 from conserved.moment.quotients import root_quotients
 from conserved.moment.row_identities import Norms
-from conserved.moment.sources import Magnitudes, Paired, Reader, Source
+from conserved.moment.sources import Magnitudes, PairedTensors, Reader, Source
 from conserved.moment.torch_backend import row_dots
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point
 
@@ -23,7 +23,7 @@ __all__ = [
     "Moments",
     "Norms",
     "Pair",
-    "Paired",
+    "PairedTensors",
     "Part",
     "Plan",
     "Point",

@@ -56,7 +56,7 @@ class Backend(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedNumbers:
     """Which numbers are computed of every leg."""
 
     law: bool = False
@@ -83,13 +83,13 @@ class ProductList:
     """Whether values are the products as they come."""
 
 
-def product_list(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
+def product_list(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: WantedNumbers) -> ProductList:
     """Return what is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
     return _recipe(products, pairs, degree < 0, wanted)
 
 
 @cache
-def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: Wanted) -> ProductList:
+def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: WantedNumbers) -> ProductList:
     if not isinstance(products, RowProducts):
         return ProductList((), tuple((j, i) for i, j in pairs) if turned else pairs, (), False, True)
     numbers = products.symmetric if wanted.law else tuple(range(products.width))
@@ -129,7 +129,7 @@ def forms(
     pairs: tuple[Pair, ...],
     constants: Sequence[float],
     dtype: torch.dtype,
-    wanted: Wanted,
+    wanted: WantedNumbers,
 ) -> FormValues:
     """Return for a leg of degree ±1 what μ(A, B) is, up to that sign, for every pair of sources; a row for each.
 
@@ -270,7 +270,7 @@ def _together(entries: Tensor, legs: int, batch: int) -> Tensor:
 
 
 def _over_legs(legs: list[Tensor]) -> Tensor | None:
-    """Return stacked once and summed once, however many legs there are."""
+    """Stack results once and sum them once, however many legs there are."""
     if len(legs) < 3:
         return None if not legs else legs[0] if len(legs) == 1 else legs[0] + legs[1]
     return torch.stack(torch.broadcast_tensors(*legs)).sum(0)

@@ -126,7 +126,7 @@ class Addresses:
 
 @dataclass(slots=True)
 class Draft:
-    """A launch that is being written down."""
+    """A launch that is being assembled."""
 
     fields: list[list[int]] = field(default_factory=list)
     shifts: list[float] = field(default_factory=list)
@@ -135,9 +135,8 @@ class Draft:
     """How many programs."""
 
     def add(self, product: PlacedProduct, sources: tuple[int, int], shift: float, out: int) -> NDArray[np.int64]:
-        """Return one product, whose sums go to `out` and after.
-
-        The numbers of its programs, a row for each of the batch.
+        """Add one product, whose sums go to `out` and after. Return the numbers of its programs, a row for each of the
+        batch.
         """
         layout = product.first
         assert replace(layout, offset=0) == replace(product.second, offset=0)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import FormValues, ProductList, Wanted, assemble_forms, product_list
+from conserved.moment.forms import FormValues, ProductList, WantedNumbers, assemble_forms, product_list
 from conserved.moment.host_copies import send_to_device
 from conserved.moment.launches import Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
@@ -52,7 +52,7 @@ class ProgramLeg:
     pairs: tuple[Pair, ...]
     types: tuple[torch.dtype, ...]
     """Of the tensors that are paired."""
-    wanted: Wanted
+    wanted: WantedNumbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ class LegResults:
         return assemble_forms(leg.products, recipe, self._added_up(values.unflatten(-1, self.values)), squares)
 
     def _added_up(self, sums: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return pieces of the batch, the third axis, together."""
+        """Add up the pieces of the batch, the third axis."""
         return sums if self.pieces == 1 else sums.unflatten(2, (-1, self.pieces)).sum(3)
 
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, BatchLeg, alike
-from conserved.moment.forms import Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.forms import Sums, WantedNumbers, forms, full_precision, working_dtype
 from conserved.moment.portions import LegPlace, Part, PortionProgram, Segment, Use, in_portions, together
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
-from conserved.moment.sources import Gathered, Magnitudes, Present, Reader, Source
+from conserved.moment.sources import GatheredTensors, Magnitudes, PresentTensors, Reader, Source
 from conserved.moment.torch_backend import TORCH
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point
@@ -252,11 +252,11 @@ class Plan:
         """
         law = isinstance(pairs, LawPairs)
         if not isinstance(read, Sequence):
-            return Moments(len(self.symmetries), in_portions(self, read, Wanted(law, sizes=sizes), dtype))
-        wanted = Wanted(law, any(isinstance(source, Magnitudes) for source in read), sizes)
+            return Moments(len(self.symmetries), in_portions(self, read, WantedNumbers(law, sizes=sizes), dtype))
+        wanted = WantedNumbers(law, any(isinstance(source, Magnitudes) for source in read), sizes)
         tensors = [*chain.from_iterable(map(source.tensors.__getitem__, self.needs) for source in read)]
         if any(hasattr(kind, "full_tensor") for kind in {*map(type, tensors)}):
-            gathered = Gathered(read, tuple(pairs))
+            gathered = GatheredTensors(read, tuple(pairs))
             moments = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), moments, norms=Norms.of(gathered.norms))
         if self.kernels and not wanted.absolute and dtype in _SINGLE:
@@ -270,7 +270,7 @@ class Plan:
         return Moments(len(self.symmetries), tuple(parts))
 
     def _by_kernels(
-        self, sources: Sequence[Source], tensors: Sequence[Tensor], pairs: tuple[Pair, ...], wanted: Wanted
+        self, sources: Sequence[Source], tensors: Sequence[Tensor], pairs: tuple[Pair, ...], wanted: WantedNumbers
     ) -> Moments | None:
         """Return all symmetries, read by kernels where they can be.
 
@@ -290,10 +290,10 @@ class Plan:
         if not identities or plain is None or not self.row_identities.names:
             if plain is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), tensors)):
                 return None
-            return Moments(len(self.symmetries), in_portions(self, Present(sources, pairs), wanted, None))
+            return Moments(len(self.symmetries), in_portions(self, PresentTensors(sources, pairs), wanted, None))
         rows = self.row_identities.sizes(plain.some(self._read_by_rows))
         rest, places = self._other_symmetries
-        parts = together(rest, Present(sources, pairs), plain.some(self._read_otherwise), wanted)
+        parts = together(rest, PresentTensors(sources, pairs), plain.some(self._read_otherwise), wanted)
         for members in {part.members for part in parts}.difference(self._renumbered):
             self._renumbered[members] = tuple(places[member] for member in members)
         parts = tuple(replace(part, members=self._renumbered[part.members]) for part in parts)
@@ -335,7 +335,7 @@ class Plan:
         units: Sequence[Sequence[Batch]],
         sources: Sequence[Source],
         pairs: tuple[Pair, ...],
-        wanted: Wanted,
+        wanted: WantedNumbers,
         dtype: torch.dtype | None,
     ) -> Iterator[Part]:
         """Yield units of batches that are alike, one after the other."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.forms import FormValues, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.forms import FormValues, Sums, WantedNumbers, forms, full_precision, working_dtype
 from conserved.moment.layouts import PlainTensors
 from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
-from conserved.moment.sources import Paired, ParameterTensors, Present, Reader
+from conserved.moment.sources import PairedTensors, ParameterTensors, PresentTensors, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.pairs import Pair
@@ -64,7 +64,7 @@ class Use:
 
 
 @runtime_checkable
-class Batched(Protocol):
+class BatchedPlan(Protocol):
     """The part of a `Plan` that reading it in portions needs."""
 
     @property
@@ -95,7 +95,9 @@ class Batched(Protocol):
         ...
 
 
-def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtype | None) -> tuple[Part, ...]:
+def in_portions(
+    plan: BatchedPlan, reader: Reader, wanted: WantedNumbers, dtype: torch.dtype | None
+) -> tuple[Part, ...]:
     """Return moment maps of all symmetries of a plan, those of batches that are alike in one part where legs step
     alike.
     """
@@ -131,7 +133,9 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
         return reading.parts([device_of[batch.legs[0].view.parameter] for batch in plan.batches])
 
 
-def together(plan: Batched, reader: Present, tensors: PlainTensors, wanted: Wanted) -> tuple[Part, ...]:
+def together(
+    plan: BatchedPlan, reader: PresentTensors, tensors: PlainTensors, wanted: WantedNumbers
+) -> tuple[Part, ...]:
     """Return the same of tensors that are there and that kernels can read.
 
     Those of every parameter, one after the other.
@@ -155,7 +159,7 @@ class PortionProgram:
     """Of every block its legs in order, and the key of their steps."""
 
 
-_Waiting = tuple[str, Use, Paired]
+_Waiting = tuple[str, Use, PairedTensors]
 """A parameter that waits for kernels, and how laws see it."""
 
 
@@ -201,7 +205,7 @@ class Segment:
 class _Reading:
     """One reading of all parameters, with the results of every leg."""
 
-    def __init__(self, plan: Batched, wanted: Wanted, types: Sequence[torch.dtype], kernels: bool) -> None:
+    def __init__(self, plan: BatchedPlan, wanted: WantedNumbers, types: Sequence[torch.dtype], kernels: bool) -> None:
         self._plan, self._wanted, self._types = plan, wanted, types
         self._kernels = kernels and all(dtype == torch.float32 for dtype in types)
         self._waiting: list[_Waiting] = []
@@ -224,7 +228,7 @@ class _Reading:
             if legs:
                 self._singles += [self._single(leg, paired) for leg in legs]
 
-    def read_together(self, reader: Present, tensors: PlainTensors) -> None:
+    def read_together(self, reader: PresentTensors, tensors: PlainTensors) -> None:
         """Read all legs of all parameters whose tensors follow each other."""
         plan, pairs = self._plan, reader.pairs
         self._pairs[0] = pairs
@@ -270,7 +274,7 @@ class _Reading:
             made_by = self._plan.readings[signature] = self._program(waiting, tensors.types)
         self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
 
-    def _single(self, leg: LegPlace, paired: Paired) -> _Single:
+    def _single(self, leg: LegPlace, paired: PairedTensors) -> _Single:
         """Return one leg, by PyTorch's own operations."""
         batch, dtype = self._plan.batches[leg[0]], self._types[leg[0]]
         symmetry, seen = self._plan.symmetries[batch.members[0]], batch.legs[leg[1]]
@@ -284,7 +288,7 @@ class _Reading:
         return _Single(leg, paired.key, sums, columns)
 
     def _program(self, waiting: Sequence[_Waiting], types: Sequence[torch.dtype]) -> PortionProgram:
-        """Return one leg of batches that are alike makes a block.
+        """Return the program of a portion; one leg of batches that are alike makes a block.
 
         Of a batch without others, all legs that lie alike do.
         """
@@ -393,7 +397,7 @@ class _Reading:
 
 
 def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield numbers of blocks and rows as segments of rows that follow each other."""
+    """Yield the number of a block with the first row and the end of each run of consecutive rows."""
     for (block, _), some in groupby(enumerate(places), lambda item: (item[1][0], item[1][1] - item[0])):
         rows = [row for _, (_, row) in some]
         yield block, rows[0], rows[-1] + 1

@@ -48,7 +48,7 @@ def root_quotients(
 
 
 def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype, shift: float) -> list[Tensor]:
-    """Return by the addresses of every a, then of every b, all of the second type."""
+    """Compute the quotients in one launch, from the addresses of every a and then of every b, all of one type."""
     from conserved.moment import kernels
 
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Wanted, product_list
+from conserved.moment.forms import WantedNumbers, product_list
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
 from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import placed_rows
@@ -340,7 +340,7 @@ def _place_products(products: Products, layout: Layout, degree: Degree) -> tuple
 
     None if strides do not say where.
     """
-    recipe = product_list(products, ((0, 1),), degree, Wanted())
+    recipe = product_list(products, ((0, 1),), degree, WantedNumbers())
     if not isinstance(products, RowProducts) or not recipe.rows or recipe.whole:
         return None
     rows = placed_rows(products, recipe, layout)

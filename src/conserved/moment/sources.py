@@ -41,7 +41,7 @@ Source = Point | Direction | Magnitudes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Paired:
+class PairedTensors:
     """The tensors of one parameter, one for each source, and the pairs of them that are asked for."""
 
     tensors: tuple[Tensor, ...]
@@ -62,7 +62,7 @@ class ParameterTensors(Protocol):
         """Whether tensors exist for this reading only, and are to be let go soon."""
         ...
 
-    def paired(self, *, linear: bool, offset: float) -> Paired:
+    def paired(self, *, linear: bool, offset: float) -> PairedTensors:
         """Return the tensors as a law sees them that is `linear` or not, through a view with an `offset`."""
         ...
 
@@ -101,18 +101,18 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Whole:
-    """A tensors of the same pairs for every law."""
+    """Tensors that have the same pairs for every law."""
 
-    content: Paired
+    content: PairedTensors
     made: bool = True
 
-    def paired(self, *, linear: bool, offset: float) -> Paired:
-        """Return all of it."""
+    def paired(self, *, linear: bool, offset: float) -> PairedTensors:
+        """Return all tensors and all pairs."""
         return self.content
 
 
 @dataclass(slots=True, eq=False)
-class Present:
+class PresentTensors:
     """Tensors that are there, all of them at once, for kernels."""
 
     sources: Sequence[Source]
@@ -125,13 +125,13 @@ class Present:
         return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
     def read(self, names: Sequence[str]) -> Iterator[ParameterTensors]:
-        """Yield one after the other."""
+        """Yield the parameters one after the other."""
         constants = tuple(source.constant for source in self.sources)
-        return (_Whole(Paired(tensors, constants, self.pairs), made=False) for tensors in self.stored(names))
+        return (_Whole(PairedTensors(tensors, constants, self.pairs), made=False) for tensors in self.stored(names))
 
 
 @dataclass(eq=False)
-class Gathered:
+class GatheredTensors:
     """Sharded tensors, made whole one parameter at a time: not all of them may fit."""
 
     sources: Sequence[Source]
@@ -146,10 +146,10 @@ class Gathered:
         return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
     def read(self, names: Sequence[str]) -> Iterator[ParameterTensors]:
-        """Yield gathered as they are asked for."""
+        """Yield the parameters, each gathered when its turn comes."""
         for name in names:
             given = [source.tensors[name] for source in self.sources]
             tensors = tuple(map(whole, given))
             if hasattr(given[-1], "full_tensor"):
                 self.norms[name] = torch.linalg.vector_norm(tensors[-1])
-            yield _Whole(Paired(tensors, tuple(source.constant for source in self.sources), self.pairs))
+            yield _Whole(PairedTensors(tensors, tuple(source.constant for source in self.sources), self.pairs))

@@ -152,7 +152,7 @@ def row_products(
     pairs: Sequence[Pair] = ((0, 1),),
     sizes: bool = False,
 ) -> KernelCall:
-    """Return what fills in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
+    """Return a launch that fills in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
 
     Args:
         count: how many entries.
@@ -161,7 +161,6 @@ def row_products(
         tile: how rows and columns are gone through.
         pairs: pairs of factors, the earlier one first.
         sizes: whether Σ_k (a_ik b_ik)² follow; only for the pair of the first two factors.
-
     """
     from conserved.moment import kernels
 

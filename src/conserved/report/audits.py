@@ -102,7 +102,7 @@ def _families(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
 
 
 def _magnitude(residual: Any) -> float:
-    """Return a residual that is not a number counts as the largest."""
+    """Return the magnitude of a residual; one that is not a number counts as the largest."""
     value = float("nan") if residual is None else float(residual)
     return math.inf if math.isnan(value) else value
 

@@ -52,7 +52,7 @@ COLUMNS = ("proved", "verified", "answered", "false", "gap", "overclaim", "slip"
 
 
 def tally(cards: Sequence[ClaimCard]) -> ReportTable | None:
-    """Return the sources' statements and ours apart, by verdict.
+    """Count the sources' statements and ours apart, by verdict.
 
     Errors that fall with another one are counted with it.
     """

@@ -44,7 +44,7 @@ class NoSuchRunError(InvalidInputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class OmittedRecord:
     """A record that is in the store and not in the report, and why."""
 
     kind: str
@@ -70,7 +70,7 @@ class Contents:
     compared: RunComparison | None
     """The watched runs beside each other, if there are several."""
     trajectories: int
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedRecord, ...]
     versions: tuple[tuple[str, str], ...]
 
     @property
@@ -98,7 +98,7 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
             raise NoSuchRunError(f"{path} has no run {missing[0]!r}. It has: {', '.join(known_runs) or 'none'}.")
         chosen = list(dict.fromkeys(runs)) or known_runs
         why = f"only the latest {MOST_RUNS} have a section"
-        left_out = [LeftOut(kind="run", name=name, reason=why) for name in chosen[:-MOST_RUNS]]
+        left_out = [OmittedRecord(kind="run", name=name, reason=why) for name in chosen[:-MOST_RUNS]]
         digests = {name: digest(store, name) for name in chosen[-MOST_RUNS:]}
         return Contents(
             store=path.name,
@@ -159,21 +159,21 @@ def check(path: Path) -> set[str]:
 
 
 def _each(
-    store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left_out: list[LeftOut]
+    store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left_out: list[OmittedRecord]
 ) -> tuple[T, ...]:
     """Return the documents of a kind as sections."""
     documents = store.documents_as_text(kind)
     return tuple(_shape(kind, documents, lambda name: shape(name, json.loads(documents[name])), left_out))
 
 
-def _shape(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out: list[LeftOut]) -> list[T]:
+def _shape(kind: str, names: Iterable[str], shape: Callable[[str], T], left_out: list[OmittedRecord]) -> list[T]:
     """Return records as sections; one that is damaged or of another version is named and does not sink the rest."""
     items: list[T] = []
     for name in names:
         try:
             items.append(shape(name))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as problem:
-            left_out.append(LeftOut(kind=kind, name=name, reason=f"{type(problem).__name__}: {problem}"))
+            left_out.append(OmittedRecord(kind=kind, name=name, reason=f"{type(problem).__name__}: {problem}"))
     return items
 
 

@@ -6,7 +6,7 @@ from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
 
 
-class Sampled(Sink):
+class SampledSink(Sink):
     """Every `every`-th record, and all records with an alarm or an audit."""
 
     def __init__(self, sink: Sink, every: int) -> None:

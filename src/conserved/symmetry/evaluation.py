@@ -17,7 +17,7 @@ SERVICE = "moment maps"
 
 
 @runtime_checkable
-class Evaluated(Protocol):
+class EvaluatedMoments(Protocol):
     """Moment maps of some symmetries, for pairs of sources."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
@@ -34,7 +34,7 @@ class Evaluation(Protocol):
 
     def evaluate(
         self, read: Sequence[Point | Direction], pairs: Sequence[Pair], *, dtype: torch.dtype | None = None
-    ) -> Evaluated:
+    ) -> EvaluatedMoments:
         """Return μ for pairs of sources."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 def least_norm_scales(
     squares: Sequence[Float[Tensor, " units"]], degrees: Sequence[int | float]
 ) -> tuple[Float[Tensor, " units"], str]:
-    """Return minimise Σ_ℓ s_i^{2d_ℓ}·squares_ℓ over s_i for every unit i.
+    """Minimize Σ_ℓ s_i^{2d_ℓ}·squares_ℓ over s_i for every unit i.
 
     Args:
         squares: for every leg ℓ, the sum of squares of every unit.
@@ -54,7 +54,7 @@ def least_norm_scales(
 def nearest_scales(
     squares: Float[Tensor, "legs units"], products: Float[Tensor, "legs units"], degrees: Float[Tensor, "legs 1"]
 ) -> Float[Tensor, " units"]:
-    """Return minimise Σ_ℓ s^{2d}·squares − 2 s^d·products, the squared distance of scaled legs to those wanted.
+    """Minimize Σ_ℓ s^{2d}·squares − 2 s^d·products, the squared distance of scaled legs to those wanted.
 
     The cost is not convex in log s, so every step of Newton's method is halved until it does not go uphill.
     """

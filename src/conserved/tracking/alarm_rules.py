@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from conserved.alarm import Alarm
 from conserved.store.step_record import StepRecord
 
-Watchman = Callable[[StepRecord], Iterator[Alarm]]
+AlarmRule = Callable[[StepRecord], Iterator[Alarm]]
 """Looks at a record and yields what is wrong with it."""
 
 
 def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
-    """Yield a law changed by more than its account and rounding explain, in this step.
+    """Yield an alarm for each law that changed by more than its account and rounding explain in this step.
 
     Args:
         record: the record of the step.
@@ -43,7 +43,7 @@ def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
 
 
 def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
-    """Yield the residuals of all steps together exceed the sum that rounding errors of either sign would reach.
+    """Yield an alarm for each law whose summed residuals exceed what rounding errors of either sign would reach.
 
     Args:
         record: the record of the latest step.
@@ -76,7 +76,7 @@ class Growth:
     reading: str
     factor: float
 
-    def watch(self) -> Watchman:
+    def watch(self) -> AlarmRule:
         """Return a function of the record that remembers the first value."""
         first: list[float] = []
 
@@ -98,5 +98,5 @@ class Growth:
         return look
 
 
-STANDARD: tuple[Watchman, ...] = (residual_above_rounding, faster_than_account)
+STANDARD: tuple[AlarmRule, ...] = (residual_above_rounding, faster_than_account)
 """What a monitor looks for unless told otherwise."""

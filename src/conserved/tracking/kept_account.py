@@ -16,7 +16,7 @@ from conserved.tracking.ledger import LawStack, StepAccount, rounding
 
 
 @dataclass(slots=True, kw_only=True)
-class Running:
+class RunningTotals:
     """What a stack carries from step to step."""
 
     reference: Float[Tensor, "laws numbers"]
@@ -110,9 +110,9 @@ def _denominators(stack: LawStack, reference: Reference, name: str) -> Tensor:
     return Change(distance=size, size=size, terms=terms).unit()
 
 
-def start_account(account: StepAccount) -> Running:
+def start_account(account: StepAccount) -> RunningTotals:
     """Start the sums of a run here."""
-    return Running(
+    return RunningTotals(
         reference=account.law.clone(),
         previous=account.law.clone(),
         accounted=torch.zeros_like(account.law),
@@ -126,7 +126,7 @@ def start_account(account: StepAccount) -> Running:
 def close_step(
     stack: LawStack,
     scales: Scales,
-    running: Running,
+    running: RunningTotals,
     account: StepAccount,
     *,
     unclipped: Tensor | None,
@@ -191,7 +191,7 @@ def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None)
     return first | {cause: which * gradient for cause, which in scales.loose.items()}
 
 
-def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded: Tensor, rate: Tensor) -> None:
+def _move_on(running: RunningTotals, account: StepAccount, explained: Tensor, rounded: Tensor, rate: Tensor) -> None:
     """Add the step to the sums of a run."""
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.

@@ -14,7 +14,7 @@ from conserved.laws import LawSet, Reference
 from conserved.store.step_record import FIELDS, By, LawName, average
 from conserved.symmetry import Symmetry, Tensors
 from conserved.tracking.device_transfer import Transfer
-from conserved.tracking.kept_account import Running, Scales, close_step, start_account
+from conserved.tracking.kept_account import RunningTotals, Scales, close_step, start_account
 from conserved.tracking.ledger import Ledger, StepAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_watch import OptimizerWatch
@@ -250,7 +250,7 @@ class LawAccount:
         """Go on from what `state` gave."""
         self.reference = Reference(dict(state["reference"]["values"]), dict(state["reference"]["scales"]))
         self._running = [
-            Running(**{name: tensor.to(running.reference) for name, tensor in saved.items()})
+            RunningTotals(**{name: tensor.to(running.reference) for name, tensor in saved.items()})
             for running, saved in zip(self._running, state["running"], strict=True)
         ]
         self._scales = [

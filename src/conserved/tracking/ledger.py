@@ -19,7 +19,7 @@ from torch import Tensor
 
 from conserved.moment import (
     LawPairs,
-    Paired,
+    PairedTensors,
     Part,
     Plan,
     Sums,
@@ -75,7 +75,7 @@ _SUMS = ("law", "sizes", "gradient_term", "second", "moved", "steepness")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlotWeights:
-    """What the account weighs each pair of tensors with, all pairs, the rate, and the weights as matrices."""
+    """The weights of each pair of tensors in the account, as numbers and as matrices, with all pairs and the rate."""
 
     weights: StepWeights
     slots: tuple[Slot, ...]
@@ -119,10 +119,10 @@ class _Steps:
     """By coefficients, and for linear laws or others: where `weights` has them."""
     weights: list[_SlotWeights] = field(default_factory=list)
     """What the account weighs each pair with."""
-    known: dict[tuple[int, bool], tuple[Coefficients, Paired]] = field(default_factory=dict)
+    known: dict[tuple[int, bool], tuple[Coefficients, PairedTensors]] = field(default_factory=dict)
     """By the identity of coefficients that many parameters share: how their tensors are paired, but for the tensors."""
 
-    def paired(self, coefficients: Coefficients, *, linear: bool) -> Paired:
+    def paired(self, coefficients: Coefficients, *, linear: bool) -> PairedTensors:
         """Return how tensors with these coefficients are paired, θ after the step first, without the tensors."""
         known_pair = self.known.get((id(coefficients), linear))
         if known_pair is not None:
@@ -139,7 +139,7 @@ class _Steps:
         if linear:
             gradient = coefficients.gradient
             bounded = (0,) if gradient is None else (0, _index(gradient))
-        paired = Paired((), constants, self.weights[number].slots, number, bounded)
+        paired = PairedTensors((), constants, self.weights[number].slots, number, bounded)
         self.known[id(coefficients), linear] = coefficients, paired
         return paired
 
@@ -161,14 +161,14 @@ class _Step:
 
     @property
     def made(self) -> bool:
-        """Whether the rule made tensors for it."""
+        """Whether the rule made new tensors for this step."""
         return self.expansion.made
 
-    def paired(self, *, linear: bool, offset: float) -> Paired:
+    def paired(self, *, linear: bool, offset: float) -> PairedTensors:
         """Return its tensors, θ after the step first, and all pairs of them that the account needs."""
         step = self.expansion.shifted(offset) if offset else self.expansion
         tensors = self.reader.paired(step.coefficients, linear=linear)
-        return Paired(step.sources, tensors.constants, tensors.pairs, tensors.key, tensors.bounded)
+        return PairedTensors(step.sources, tensors.constants, tensors.pairs, tensors.key, tensors.bounded)
 
 
 class Ledger:
@@ -319,7 +319,7 @@ def _stack_batches(pieces: list[StepAccount]) -> StepAccount:
 
 
 def rounding(stack: LawStack, symmetries: Sequence[Symmetry], theta: Tensors, dtype: torch.dtype | None) -> list[float]:
-    """Return for each law of a stack, the rounding error of one step over the size of its terms.
+    """Return the rounding error of one step over the size of its terms, for each law of a stack.
 
     Storing θ' rounds every entry once, and the update that is read back carries a few rounding errors of its own:
     3 ε of the parameters' type. Summing N products in the working type leaves 4 √N ε with overwhelming probability

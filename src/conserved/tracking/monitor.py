@@ -302,7 +302,7 @@ class Monitor(RunResults):
             self._agreement.confirm("reference of laws")
 
     def _together(self) -> AbstractContextManager[None]:
-        """A context in which computations over processes are confirmed by all of them first."""
+        """Return a context in which all processes confirm a computation over processes before it runs."""
         return nullcontext() if self._agreement is None else self._agreement.active()
 
     def _withdraw(self, stage: str) -> None:
@@ -440,7 +440,7 @@ class Monitor(RunResults):
         self._within = optimizer
 
     def _takes_turns(self) -> bool:
-        """Whether gradients of other optimizers' tensors are not of this pass: laws between both do not hold then."""
+        """Return whether optimizers take turns: laws between their tensors then do not hold in this pass."""
         return self._identities is not None and self._identities.step.old_gradients
 
     def _spoiled(self) -> bool:
@@ -626,12 +626,12 @@ class Monitor(RunResults):
             self._readings["loss"] = float(loss)
 
     def _look_at_loss(self, loss: Any) -> None:
-        """Let go of the laws if they are those of the outputs and the loss sees more than these."""
+        """Drop the laws of the outputs if the loss depends on more than the outputs."""
         if self._objective.sees_more(loss, self.model):
             self._let_go_of_objective()
 
     def _let_go_of_objective(self) -> None:
-        """Watch without the laws of the outputs, because the loss sees more than these."""
+        """Watch without the laws of the outputs, because the loss depends on more than the outputs."""
         self._held.clear()
         self._waiting = ()
         self._let_go_of_laws()
@@ -670,7 +670,7 @@ class Monitor(RunResults):
         self._records.receive(self._audits, wait=False)
 
     def _hears_optimizers(self) -> bool:
-        """Whether the hooks that tell of steps are where they were put."""
+        """Return whether the hooks on optimizer steps are still where they were put."""
         dicts = [(handle.id, handle.hooks_dict_ref()) for handle in self._optimizer_hooks]
         return all(hooks is not None and key in hooks for key, hooks in dicts)
 
@@ -718,7 +718,7 @@ class Monitor(RunResults):
             account.forget_step()
 
     def _gauged(self) -> dict[str, Tensor | float]:
-        """The readings of this step: those of gauges, and those that were noted."""
+        """Return the readings of this step: those of gauges, and those that were noted."""
         found: dict[str, Tensor | float] = {}
         with torch.no_grad():
             for name, gauge in self._config.gauges.items():
@@ -751,11 +751,11 @@ class Monitor(RunResults):
             self._boundary.attempt(AUDIT, self._audits.after_step, self.count)
 
     def _now(self) -> float:
-        """The clock by which the monitor's own work is paid for."""
+        """Return the time by the clock that the monitor's own work is measured with."""
         return time.thread_time() if self._budget.on_processor else time.perf_counter()
 
     def _agreed(self, wanted: int) -> int:
-        """The largest number of steps between looks that any process wants."""
+        """Return the largest number of steps between looks that any process wants."""
         if self._agreement is None:
             return wanted
         return self._boundary.attempt(AUDIT, self._agreement.reduce, "interval", wanted, max) or self._budget.interval
@@ -814,7 +814,7 @@ class Monitor(RunResults):
         self._opened = False
 
     def _undo(self) -> list[Any]:
-        """All that takes something of the monitor away, each to be tried whatever became of the others."""
+        """Return the calls that take everything of the monitor away; each is tried whatever became of the others."""
         undo = [hook.remove for hook in self._hooks]
         if self._audits is not None:
             undo.append(self._audits.disarm)
@@ -829,7 +829,7 @@ class Monitor(RunResults):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a run needs to go on from a checkpoint: references, sums, the number of the step."""
+        """Return everything that a run needs to resume from a checkpoint: references, sums, the number of the step."""
         self.flush()
         laws = {} if self._lawless else self._account.state()
         state = {"format": FORMAT, "count": self.count, "run": self._records.run} | laws
@@ -872,7 +872,7 @@ class Monitor(RunResults):
         return self._accounts_for(self.count + 1)
 
     def _accounts_for(self, step: int) -> bool:
-        """Whether step number `step` is accounted for."""
+        """Return whether step number `step` is accounted for."""
         return step % self._every == 0 if isinstance(self._every, int) else self._budget.due(step)
 
     def _go_on_converted(self, names: Sequence[str]) -> None:
@@ -900,7 +900,7 @@ def _largest_repeats(model: nn.Module) -> bool:
 
 
 def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a step gets a closure: its gradients are not there yet when the step begins."""
+    """Return whether a step gets a closure: its gradients are not there yet when the step begins."""
     return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
 
@@ -917,5 +917,5 @@ def _several_processes() -> bool:
 
 
 def _writes() -> bool:
-    """Whether this process writes to sinks and logs: of several, only the first does."""
+    """Return whether this process writes to sinks and logs: of several, only the first does."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

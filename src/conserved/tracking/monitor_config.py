@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conserved.layout import GivenLayout
-from conserved.tracking.alarm_rules import STANDARD, Growth, Watchman
+from conserved.tracking.alarm_rules import STANDARD, AlarmRule, Growth
 from conserved.tracking.optimizer_rules import Rule
 
 ReadNumber = Callable[[], float | Tensor]
@@ -47,7 +47,7 @@ class MonitorConfig:
     dtype: torch.dtype | None = None
     precision: torch.dtype | None = None
     gauges: Mapping[str, ReadNumber] = field(default_factory=dict)
-    alarms: Iterable[Watchman | Growth] = STANDARD
+    alarms: Iterable[AlarmRule | Growth] = STANDARD
     keep: int = 1000
     notes: Mapping[str, Any] = field(default_factory=dict)
     layout: GivenLayout | None = None

@@ -305,7 +305,7 @@ def _muon(step: ParameterStep) -> Update:
 
 
 def _present(**parts: Combination) -> dict[str, Combination]:
-    """Return those parts that are there at all."""
+    """Drop the parts that are None."""
     return {cause: part for cause, part in parts.items() if part.terms}
 
 

@@ -18,7 +18,7 @@ SPREAD = "its legs lie on several processes: audits test it, and it is not accou
 
 
 def laws_of_process(model: nn.Module, laws: LawSet, layout: GivenLayout | None = None) -> LawSet:
-    """Leave out laws that hold for sums over processes only: what one process has of them is not conserved."""
+    """Leave out laws that hold for sums over processes only, because a single process does not conserve its part."""
     summed = LawAssembly.of(layout_with(parts_of(model), layout), laws.symmetries).names
     shared = {name for name, p in model.named_parameters() if is_shared_with_stages(p)} | kept_with(model).shared
     summed |= {symmetry.name for symmetry in laws if shared.intersection(symmetry.parameters)}

@@ -17,7 +17,7 @@ ACCOUNT = ("residual", "leak")
 
 
 class RaisedAlarms:
-    """What a run has raised so far, grouped; those of audits wait here for the record of their step."""
+    """The grouped alarms of a run; those of audits wait here for the record of their step."""
 
     def __init__(self, *, logs: bool) -> None:
         """Create an empty collection; `logs` says whether this process logs alarms."""
@@ -37,7 +37,7 @@ class RaisedAlarms:
             self.add(alarm)
 
     def until(self, step: int) -> tuple[Alarm, ...]:
-        """Return those raised at once for steps up to this one, for its record; each is given once."""
+        """Return the alarms raised at once up to this step, for its record; each is returned once."""
         due = tuple(alarm for alarm in self._waiting if alarm.step <= step)
         self._waiting = [alarm for alarm in self._waiting if alarm.step > step]
         return due

@@ -262,7 +262,7 @@ class Audits:
             self.arm()
 
     def distrust_listening(self) -> None:
-        """Audit the coming step by its gradients alone: listeners also saw a pass whose gradients were thrown away."""
+        """Audit the coming step by its gradients alone: listeners also saw a pass whose gradients were discarded."""
         self._mixed = True
 
     def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -359,7 +359,7 @@ class Audits:
         return result
 
     def _unrelated(self, replay: RecordedPass) -> bool:
-        """Return whether most gradients have next to nothing of those that the same pass gives when it is run again.
+        """Return whether most gradients have almost no component along those of the same pass run again.
 
         Noise, centring, compression and projection keep a part of the direction. Gradients of other weights, of another
         batch, or shifted in a buffer do not.
@@ -381,7 +381,7 @@ class Audits:
         return few and not _is_white([(a - b).view(shape) for (a, b), shape in zip(pairs, shapes, strict=True)])
 
     def _redo(self, replay: RecordedPass, step: int) -> None:
-        """Write the gradients of the same pass, run again, over those that it did not give twice."""
+        """Overwrite the gradients that the pass did not give twice with those of the same pass, run again."""
         wanted = {name: p for name, p in self._model.named_parameters() if p.requires_grad and p.grad is not None}
         again = replay.gradients(wanted)
         gradients = {name: p.grad for name, p in wanted.items() if p.grad is not None}

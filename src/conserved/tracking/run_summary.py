@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def summary(monitor: RunResults) -> str:
-    """Return alarms first, then the last audit and the drift."""
+    """Return alarms first, then the last audit and the drift, as text."""
     alarms, audits, last = monitor.alarms, monitor.audits, monitor.last_audit
     lines = [f"{len(alarms)} alarm{'s' if len(alarms) != 1 else ''} in {monitor.count:,} steps"]
     lines += [f"  {alarm}" for alarm in alarms]

@@ -93,7 +93,7 @@ def _percent(share: float) -> str:
 
 
 def _precision(model: nn.Module, autocast: Iterable[torch.dtype]) -> list[str]:
-    """Precisions other than float32 that the run computes in, and whose choice they are."""
+    """Return the precisions other than float32 that the run computes in, and whose choice they are."""
     cast = [f"{_SHORT.get(one, _name(one))} by autocast" for one in sorted(autocast, key=str)]
     stored = {p.dtype for p in model.parameters() if p.dtype.is_floating_point} - {torch.float32}
     coarse = [name for name, b in model.named_buffers() if b.dtype in _SHORT and not stored.issuperset({b.dtype})]
@@ -106,7 +106,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def closing_line(monitor: Monitor) -> str:
-    """Say what came of the run: steps, audits, what it cost, alarms, and parts that are off."""
+    """Return how the run went: steps, audits, what it cost, alarms, and the parts that are off."""
     alarms, audits = len(monitor.alarms), len(monitor.audits)
     text = (
         f"{monitor.count:,} step{'s' if monitor.count != 1 else ''}, {audits} audit{'s' if audits != 1 else ''}, "
@@ -117,7 +117,7 @@ def closing_line(monitor: Monitor) -> str:
 
 
 def _unusual(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
-    """Return what may be meant or not: maximized losses, frozen tensors in an optimizer, statistics of frozen norms."""
+    """Return settings that may be intended or not: maximized losses, frozen tensors in an optimizer, frozen norms."""
     names = {id(p): name for name, p in model.named_parameters()}
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     frozen = [names[id(p)] for group in groups for p in group["params"] if not p.requires_grad and id(p) in names]
@@ -146,7 +146,7 @@ def _trained(model: nn.Module, optimizers: list[Optimizer]) -> str:
 
 
 def _tied(model: nn.Module) -> list[str]:
-    """Parameters that have several names."""
+    """Return the parameters that have several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -155,7 +155,7 @@ def _tied(model: nn.Module) -> list[str]:
 
 
 def _decayed(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
-    """Gains and biases that weight decay shrinks, which most recipes leave out."""
+    """Return the gains and biases that weight decay shrinks, which most recipes leave out."""
     vectors = {id(p) for p in model.parameters() if p.ndim < 2 and p.requires_grad}
     found = Counter(
         id(p) in vectors

@@ -93,7 +93,7 @@ class StepWatch:
             yield parameter.register_post_accumulate_grad_hook(noticed)
 
     def end_step(self) -> None:
-        """Forget the step: `Monitor.step()` has dealt with it."""
+        """Forget the step, because `Monitor.step()` has accounted for it."""
         self._step_versions = self.versions()
         self.stepped = self.foreign = self.substituted = False
         self._pass_versions = None
@@ -157,12 +157,14 @@ class StepWatch:
         return early is not None and early == self.gradient_mark()
 
     def gradient_mark(self) -> GradientMark | None:
-        """Return identity of the current gradients; None if there are none."""
+        """Return the identity of the current gradients, used to notice `step()` before `optimizer.step()`; None if
+        there are none.
+        """
         first = next((p.grad for p in self._held() if p.grad is not None), None)
         return None if first is None else (id(first), version_of(first), self._passes)
 
     def versions(self) -> tuple[int, ...]:
-        """Return how often the first parameters were written to.
+        """Return how often each of the first parameters was written to.
 
         Those of the optimizer, as sharding replaces the model's.
         """

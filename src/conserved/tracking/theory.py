@@ -22,7 +22,7 @@ from torch import Tensor
 from conserved.laws import LawSet
 from conserved.moment import Direction, Magnitudes, Point
 from conserved.symmetry import Tensors
-from conserved.tracking.kept_account import Running
+from conserved.tracking.kept_account import RunningTotals
 from conserved.tracking.ledger import Ledger
 from conserved.tracking.optimizer_watch import OptimizerWatch
 
@@ -76,7 +76,7 @@ Momenta = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def drift_bounds(
-    ledger: Ledger, running: list[Running], watch: OptimizerWatch, impostors: Collection[str]
+    ledger: Ledger, running: list[RunningTotals], watch: OptimizerWatch, impostors: Collection[str]
 ) -> list[DriftBound]:
     """Return equation (9) for every law, in the order of the laws."""
     bounds: dict[int, DriftBound] = {}
@@ -104,7 +104,7 @@ def drift_bounds(
     return [bounds[index] for index in sorted(bounds)]
 
 
-def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> list[Decay]:
+def decays(ledger: Ledger, running: list[RunningTotals], watch: OptimizerWatch) -> list[Decay]:
     """Return the decay law for every law whose legs decay alike, by a rate that is known, in the order of the laws."""
     by_place: dict[int, Decay] = {}
     for stack, account in zip(ledger.stacks, running, strict=True):

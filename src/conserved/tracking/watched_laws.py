@@ -63,7 +63,7 @@ class Selection:
 
 
 def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
-    """Return the tensors the laws speak of: their own if an optimizer steps them, else the model's of the same name.
+    """Return the tensors of the laws: their own if an optimizer steps them, else the model's of the same name.
 
     Sharding a model replaces its parameters, and laws that were read off before hold the old ones.
     """

@@ -2,33 +2,33 @@
 
 from conserved.symmetry import UnmovableError
 from conserved.transform.activations import Call, activation_sizes
-from conserved.transform.aligning import Aligned, align
+from conserved.transform.aligning import Alignment, align
 from conserved.transform.canonical_form import Fingerprint, canonical, fingerprint
 from conserved.transform.checkpoint import Checkpoint
 from conserved.transform.coupling import coupled_spaces, exchanges
-from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
+from conserved.transform.equalizing import OBJECTIVES, Equalization, equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.mapping import FORMATS, LayerMapping, mappings
 from conserved.transform.moving import MovedWeights, move
-from conserved.transform.schemes import SCHEMES, Fitted, fit_to_scheme
+from conserved.transform.schemes import SCHEMES, SchemeFit, fit_to_scheme
 from conserved.transform.training import EqualizeEvery
 
 __all__ = [
     "FORMATS",
     "OBJECTIVES",
     "SCHEMES",
-    "Aligned",
+    "Alignment",
     "Call",
     "Checkpoint",
+    "Equalization",
     "EqualizeEvery",
-    "Equalized",
     "Exchange",
     "Fingerprint",
-    "Fitted",
     "LayerMapping",
     "MovedWeights",
     "Orthogonal",
+    "SchemeFit",
     "UnmovableError",
     "activation_sizes",
     "align",

@@ -25,7 +25,7 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Aligned(PrintableResult):
+class Alignment(PrintableResult):
     """The result of `align`: distances, the move, and the difference that remains."""
 
     before: float
@@ -44,7 +44,7 @@ class Aligned(PrintableResult):
     """Symmetries that were left alone, and why."""
 
     def __repr__(self) -> str:
-        return f"<Aligned: distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds>"
+        return f"<Alignment: distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds>"
 
     def summary(self) -> str:
         """Return what was done, and what was left alone, as text."""
@@ -62,12 +62,12 @@ def align(
     exchanges: Iterable[Symmetry] | None = None,
     continuous: bool = True,
     **kwargs: Any,
-) -> Aligned:
+) -> Alignment:
     """Move one checkpoint along its orbit as near to another as it gets. Its function stays the same.
 
     Args:
         reference: the checkpoint to come near to; it is not changed.
-        target: the checkpoint that is moved: a module in place; for a dictionary the result is `Aligned.state`.
+        target: the checkpoint that is moved: a module in place; for a dictionary the result is `Alignment.state`.
         *args: example inputs, as the model is called; not needed with `laws`, or where the model says how.
         laws: the symmetries, as `conserved.transform.symmetries_of` gives them; a dictionary needs them.
         exchanges: units that may change places, as `conserved.transform.exchanges` finds them; they are looked for
@@ -76,7 +76,7 @@ def align(
         **kwargs: more example inputs, by name.
 
     Returns:
-        An `Aligned`: the distance before and after, the move, and the difference that remains in each parameter.
+        An `Alignment`: the distance before and after, the move, and the difference that remains in each parameter.
 
     Raises:
         UnmovableError: a tensor is missing, of another shape, quantised or not finite.
@@ -112,7 +112,7 @@ def align(
                 ways += meet(goal, start, gauge, every)
         best = min(ways, key=lambda item: distance(goal, item.work))
         own.write(best.work)
-    return Aligned(
+    return Alignment(
         parameters=tuple(own.written),
         state=own.state,
         steps=tuple(_merge(best.steps)),

@@ -80,7 +80,7 @@ def canonical(
 
 
 def _counts(tensor: object) -> bool:
-    """Return whether something in a dictionary of weights is numbers that can be computed with."""
+    """Return whether an entry of a dictionary of weights is a tensor of plain numbers."""
     return isinstance(tensor, Tensor) and is_plain(tensor) and tensor.dtype in STORED and bool(tensor.numel())
 
 

@@ -15,7 +15,7 @@ from conserved.symmetry import NoBestPointError, Symmetry, UnmovableError
 from conserved.transform.activations import Call, ModelInput, channel_sizes
 from conserved.transform.coupling import rotatable
 from conserved.transform.finding import as_a_function, symmetries_of
-from conserved.transform.incoherent import Incoherent
+from conserved.transform.incoherent import IncoherentObjective
 from conserved.transform.moving import (
     ABOUT_GRADIENTS,
     ABOUT_LOSS,
@@ -25,14 +25,14 @@ from conserved.transform.moving import (
     notes,
     sharing_tensors,
 )
-from conserved.transform.objectives import Balanced, Objective, Range
+from conserved.transform.objectives import BalancedObjective, Objective, Range
 from conserved.transform.smoothing import Activation, check_smoothing
 
 OBJECTIVES = ("balanced", "range", "activation", "incoherent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Equalized(PrintableResult):
+class Equalization(PrintableResult):
     """The result of `equalize`: the move, and the objective before and after."""
 
     objective: str
@@ -52,7 +52,7 @@ class Equalized(PrintableResult):
         return self.moved.state
 
     def __repr__(self) -> str:
-        return f"<Equalized: {self.objective}, {self.moved.count}>"
+        return f"<Equalization: {self.objective}, {self.moved.count}>"
 
     def summary(self) -> str:
         """Return what was done, and what was left alone, as text."""
@@ -81,7 +81,7 @@ def equalize(
     approximate: bool = False,
     seed: int = 0,
     **kwargs: Any,
-) -> Equalized:
+) -> Equalization:
     """Move a model to the best point of its orbit, by the `objective`. Its function stays the same.
 
     Args:
@@ -105,7 +105,7 @@ def equalize(
         **kwargs: more example inputs, by name.
 
     Returns:
-        An `Equalized`: the move, the objective of every symmetry before and after, and the symmetries left alone and
+        An `Equalization`: the move, the objective of every symmetry before and after, and the symmetries left alone and
         why.
 
     Raises:
@@ -116,10 +116,10 @@ def equalize(
     name, chooser = _objective(
         objective, target, batches, seed, alpha=alpha, statistic=statistic, spaces=spaces, rounded=rounded
     )
-    if isinstance(chooser, Incoherent) and isinstance(target, nn.Module) and (args or kwargs):
+    if isinstance(chooser, IncoherentObjective) and isinstance(target, nn.Module) and (args or kwargs):
         streams, folds = rotatable(target, Call(args, kwargs), LawSet(symmetries=tuple(known)))
         known += streams
-        chooser = Incoherent(seed, folds)
+        chooser = IncoherentObjective(seed, folds)
     skipped = {s.name: why for s in known if (why := _untouched_names(s, chooser, approximate=approximate))}
     # A common shift of what is scaled later stays zero; the other way round it would not.
     usable = sorted(
@@ -143,7 +143,7 @@ def equalize(
         notes=tuple(notes(totals)),
         state=weights.state,
     )
-    return Equalized(
+    return Equalization(
         objective=name,
         moved=moved,
         before={name: value for group in groups for name, value in group.values[0].items()},
@@ -167,11 +167,11 @@ def _objective(
     if isinstance(objective, Objective):
         return type(objective).__name__.lower(), objective
     if objective == "balanced":
-        return objective, Balanced()
+        return objective, BalancedObjective()
     if objective == "range":
         return objective, Range()
     if objective == "incoherent":
-        return objective, Incoherent(seed)
+        return objective, IncoherentObjective(seed)
     if objective != "activation":
         raise ValueError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
     if batches is None or not isinstance(target, nn.Module):

@@ -35,7 +35,7 @@ def hadamard(n: int, generator: torch.Generator | None = None) -> Float[Tensor, 
 
 
 @dataclass
-class Incoherent(Objective):
+class IncoherentObjective(Objective):
     """Hadamard elements of groups that have all rotations, as general linear and orthogonal ones."""
 
     seed: int = 0

@@ -85,7 +85,7 @@ class Objective(ABC):
         """
 
 
-class Balanced(Objective):
+class BalancedObjective(Objective):
     r"""All laws zero: the point of the orbit with the smallest norm, which weight decay drives at.
 
     The squared norm is geodesically convex along the orbit (Kempf and Ness), so going round finds its minimum. For

@@ -25,7 +25,7 @@ from conserved.transform.coupling import rotatable
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.gauge_fixing import FixedGauge
-from conserved.transform.incoherent import Incoherent
+from conserved.transform.incoherent import IncoherentObjective
 from conserved.transform.moving import MovedWeights, Weights, move, sharing_tensors
 from conserved.transform.objectives import Objective
 from conserved.transform.smoothing import Activation
@@ -127,7 +127,7 @@ def rounded_layers(model: nn.Module, ignore: Sequence[str] = ("lm_head",)) -> li
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fitted(PrintableResult):
+class SchemeFit(PrintableResult):
     """The result of `fit_to_scheme`: the move, what each layer gained, and what else was tried."""
 
     scheme: str
@@ -171,7 +171,7 @@ def fit_to_scheme(
     apply: bool = True,
     report: Callable[[str], None] = lambda _: None,
     **kwargs: Any,
-) -> Fitted:
+) -> SchemeFit:
     """Move a model to the point of its orbit that a quantisation scheme rounds best, or leave it alone.
 
     Args:
@@ -189,7 +189,7 @@ def fit_to_scheme(
         **kwargs: more example inputs, by name.
 
     Returns:
-        A `Fitted`: the objective that was chosen, the measure of all that were tried, and the error of every layer.
+        A `SchemeFit`: the objective that was chosen, the measure of all that were tried, and the error of every layer.
 
     Raises:
         ValueError: the scheme is unknown, or laws are missing.
@@ -223,13 +223,13 @@ def fit_to_scheme(
         streams, folds = rotatable(target, call, known)
         symmetries += streams
     report("trying incoherent")
-    moves["incoherent"] = _elements(source, symmetries, Incoherent(seed, folds), skipped)
+    moves["incoherent"] = _elements(source, symmetries, IncoherentObjective(seed, folds), skipped)
     report("measuring")
     tried = {name: judge.total(elements) for name, elements in moves.items()}
     chosen = min(tried, key=lambda name: tried[name] * (1 if name == "left alone" else 1 + 1e-3))
     before, after = judge.errors([]), judge.errors(moves[chosen])
     done = move(target, dict(moves[chosen]), values=False) if apply and moves[chosen] else None
-    return Fitted(
+    return SchemeFit(
         scheme=scheme,
         chosen=chosen,
         measure=OUTPUTS if calls else "mean relative error of weights",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import Degree, Kind, Symmetry
-from conserved.transform.equalizing import Equalized, equalize
+from conserved.transform.equalizing import Equalization, equalize
 from conserved.transform.moving import write
 from conserved.transform.objectives import Objective
 
@@ -63,7 +63,7 @@ class EqualizeEvery:
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         self.symmetries = [s for s in listed if s.exact and not s.logarithmic and trained.issuperset(s.parameters)]
         self.steps = 0
-        self.last: Equalized | None = None
+        self.last: Equalization | None = None
         self.move()
 
     def step(self) -> None:
@@ -72,8 +72,8 @@ class EqualizeEvery:
         if self.every and self.steps % self.every == 0:
             self.move()
 
-    def move(self) -> Equalized:
-        """Return equalise now."""
+    def move(self) -> Equalization:
+        """Equalize now, and return the result."""
         self.last = equalize(self.model, laws=self.symmetries, objective=self.objective)
         if self.optimizer is not None:
             undone = list(self.last.moved.inverse.items())

@@ -230,7 +230,7 @@ _COPIES = {
 
 
 def fix_all(s: Step) -> Type:
-    """Return fix all inputs of an operation, and with them its output: no law passes through it.
+    """Fix all inputs of an operation, and with them its output: no law passes through it.
 
     Args:
         s: the operation.

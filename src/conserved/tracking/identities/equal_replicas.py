@@ -421,7 +421,7 @@ class EqualReplicas(StepIdentity):
             yield self._finding("averaged", sorted(late), rank, number, own)
 
     def _forgotten(self, step: TrainingStep, patience: int, *, hooked: bool = False) -> Iterator[StepFinding]:
-        """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
+        """Yield the finding that no two processes agree any more: a loop without a wrapper does not reduce gradients.
 
         Parts of a model that are split by hand differ in some tensors and agree in others from the first step on, and
         groups that reduce among themselves agree within a group. A reduction that was forgotten leaves no gradient

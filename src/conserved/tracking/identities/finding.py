@@ -27,7 +27,7 @@ class StepFinding:
     """The processes it is about; empty if it is about this one."""
 
     def alarm(self, rank: int | None) -> Alarm:
-        """Return the alarm that tells of it."""
+        """Return the finding as an alarm."""
         return Alarm(
             step=self.step or 0,
             code=self.code,

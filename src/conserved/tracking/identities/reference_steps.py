@@ -26,7 +26,7 @@ third of it. Float16 is left out: squares of small gradients underflow there.
 
 
 def skips(optimizer: Optimizer) -> bool:
-    """Return whether a scaler has told a fused optimizer to leave everything as it is."""
+    """Return whether a gradient scaler makes a fused optimizer skip this step."""
     found_inf = getattr(optimizer, "found_inf", None)
     return found_inf is not None and bool(torch.as_tensor(found_inf).sum() > 0)
 

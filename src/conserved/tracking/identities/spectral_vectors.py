@@ -47,7 +47,7 @@ _PARTS = ("weight_orig", "weight_u", "weight_v")
 
 
 def _apart(module: nn.Module) -> bool:
-    """Return whether the stored vectors show little of the stretch of a weight."""
+    """Return whether the stored vectors show little of the largest singular value of a weight."""
     weight, u, v = (getattr(module, part).detach() for part in _PARTS)
     if not on_host(weight) or weight.shape[0] != len(u):
         return False

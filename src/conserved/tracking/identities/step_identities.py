@@ -124,7 +124,7 @@ class StepIdentities:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it, passes of the model are not those of the loop."""
+        """Return a context in which passes of the model are the monitor's own."""
         self.step.paused = True
         try:
             yield
@@ -216,7 +216,7 @@ class StepIdentities:
         return self.step.number <= FIRST or self._spent() <= self._earned
 
     def _spent(self) -> float:
-        """Seconds that identities took which are not free."""
+        """Return the seconds that identities took, without those that are free."""
         return sum(self.seconds[one.name] for one in self.identities if not one.free)
 
 

@@ -335,7 +335,7 @@ def _shared_numbers(values: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def _number(value: Any) -> Any:
-    """Return an option as it can enter a formula: a tensor as float64."""
+    """Return an option as a float64 number or tensor for a formula."""
     return value.detach().double() if isinstance(value, Tensor) else value
 
 

@@ -25,7 +25,7 @@ class LegPart:
 
 
 @dataclass(slots=True)
-class FoundSymmetry:
+class UnnamedSymmetry:
     """A symmetry without a name."""
 
     kind: Kind
@@ -38,7 +38,7 @@ class FoundSymmetry:
     family: str = ""
     """What it is called, if that is known already."""
 
-    def signed(self) -> FoundSymmetry:
+    def signed(self) -> UnnamedSymmetry:
         """Make the degree of the first leg positive."""
         if self.legs[0].degree < 0:
             self.legs = tuple(leg.turned() for leg in self.legs)
