@@ -20,7 +20,7 @@ def record_of(thing: Any, names: str) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: things by their record, or by their fields.
 
-    Members of enumerations by their value.
+    Members of enumerations become their values.
     """
     if hasattr(value, "record"):
         return value.record()

@@ -78,7 +78,7 @@ def prefix_squares(
 ) -> Float[Tensor, "heads rows"]:
     """Return for every row i of x the sum of (x_i·y_j)² over j < i + offset, or over j ≥ i + offset.
 
-    Over all j if None.
+    All rows of y count if `offset` is None.
     """
     return _scan(_rows(x), _rows(y), offset, after, square=True)
 

@@ -214,7 +214,7 @@ class EpsilonTerms:
     def _rescaled(self, gradients: Tensors) -> float | None:
         """Return by how much all gradients were multiplied since the backward pass (clipping, a loss scale).
 
-        None if unknown.
+        The result is None if that is unknown.
 
         None as well if they are not those of the passes that were watched.
         """
@@ -239,7 +239,7 @@ class EpsilonTerms:
     def _complete(self, module: str) -> bool:
         """Return whether everything that a module normalised was seen.
 
-        As many calls as its program has, every time it ran.
+        A module is complete if it was called as often as in its program, every time the program ran.
 
         A module that did not run, because its layer was dropped, had nothing to be seen.
         """

@@ -20,7 +20,7 @@ _KEY, _QUERY = re.compile(r"(^|[._])(k|key|keys)([._]|$)|key"), re.compile(r"(^|
 
 
 def described(leg: Leg, symmetry: Symmetry) -> str:
-    """Return a leg as the slice of a parameter that it is, with what it is in its law and in which head."""
+    """Return a leg as a slice of its parameter, with its role in the law and its head."""
     sides = _SIDES.get(symmetry.family)
     words = []
     if sides is not None:

@@ -163,7 +163,7 @@ def round_outward(balls: Array) -> Interval:
 def rounds_to_nearest() -> bool:
     """Return whether this process computes as the bounds assume.
 
-    To nearest, and without flushing small numbers to zero.
+    The bounds assume rounding to nearest, and that small numbers are not flushed to zero.
     """
     unit, half = np.float64(1.0), np.array([2.0**-53, 2.0**-52])
     small = np.array([2.0**-540]) * np.array([2.0**-530])

@@ -81,7 +81,7 @@ def field_rows(
 def independence_bound(rows: Array) -> float:
     """Return an upper bound of ‖I − M P‖ for rows of balls; below 1 it proves them independent.
 
-    Infinite if P is no use.
+    The bound is infinite if P cannot serve as a right inverse.
     """
     count, size = rows.shape
     if count > size:

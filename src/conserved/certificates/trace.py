@@ -70,7 +70,8 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
 def core_aten_decompositions_used() -> dict[Any, Callable[..., Any]]:
     """Return PyTorch's decompositions except two: one compares values of a smooth function, one has a rule of its own.
 
-    Collected once: PyTorch looks through all of its operators for them."""
+    They are collected once, because PyTorch searches all of its operators for them.
+    """
     own = (torch.ops.aten._safe_softmax.default, torch.ops.aten.softplus.default)
     return {target: rule for target, rule in core_aten_decompositions().items() if target not in own}
 

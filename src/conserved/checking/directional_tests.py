@@ -109,7 +109,7 @@ def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Gr
 def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> list[GradientTest]:
     """Return which tiles of a wrong gradient are wrong.
 
-    Along every long axis, the derivative along each tile by itself.
+    The derivative along each tile of every long axis decides.
     """
     name, shape = setting.function.names[index], setting.function.values[index].shape
     value = wide(setting.function.values[index])

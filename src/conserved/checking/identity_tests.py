@@ -31,7 +31,7 @@ have: of 16 normal numbers it exceeds 4 once in 10⁴⁰."""
 def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> list[GradientTest]:
     """Return one test for each symmetry whose inputs have a gradient.
 
-    In half precision another for all its coordinates.
+    In half precision, a second test takes all coordinates together.
     """
     chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
     together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE else []
@@ -124,7 +124,7 @@ def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor
 def _output_size(setting: Setting, count: int) -> float:
     """Return the size of ⟨dout, out⟩ that falls on each of so many coordinates.
 
-    What moves if a symmetry nearly holds.
+    An identity is off by about this if its symmetry only nearly holds.
     """
     squares = sum(
         float((wide(out).square() * wide(gradient).square()).sum())

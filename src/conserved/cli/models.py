@@ -154,7 +154,7 @@ def _option(text: str) -> tuple[str, Any]:
 def inputs_of(target: str, words: Sequence[str] | None) -> Any:
     """Return the inputs --inputs describes.
 
-    One tensor of numbers as an example to imitate, otherwise a function that draws.
+    A single tensor of numbers is an example to imitate; anything else becomes a function that draws inputs.
     """
     import torch
 

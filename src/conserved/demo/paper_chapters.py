@@ -22,9 +22,8 @@ def judge_theorem(store: Path, settings: Settings, tell: Tell) -> None:
 
 
 def repeat_experiment(store: Path, settings: Settings, tell: Tell) -> None:
-    """Train two decoders of the paper's kind, with softmax and sigmoid gates, at three step sizes.
-
-    Draw their figures.
+    """Train two decoders of the paper's kind, with softmax and sigmoid gates, at three step sizes, and draw their
+    figures.
     """
     recipes = [named(name) for name in settings.recipes]
     executor = Ray(LOCAL, workers=settings.workers) if settings.workers > 1 else Here()

@@ -81,7 +81,7 @@ def _rows(relation: Relation) -> _Rows:
 def _scalings(alike: list[_Rows], rates: Rates, shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
     """Yield relations with the same leg types.
 
-    General linear where rows mix, complex where planes turn, else scalings.
+    They are general linear where rows mix, complex where planes turn, and scalings otherwise.
     """
     alike = sorted(alike, key=lambda rows: rows.rows)
     types = alike[0].types
@@ -231,7 +231,7 @@ def _rest(shape: tuple[int, ...], axis: int) -> int:
 def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = None) -> View:
     """Return a leg whose rows are summed: along an axis, none (every entry for itself) or all.
 
-    One column of it if asked.
+    The leg keeps one column if `index` names it.
     """
     shape = shape or (1,)
     size = torch.Size(shape).numel()

@@ -253,7 +253,7 @@ def _refuse_partly_shared(module: nn.Module) -> None:
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return how one input is passed to a module.
 
-    A tuple as several arguments, a mapping by keyword, else as the only one.
+    A tuple becomes several arguments, a mapping keyword arguments, and anything else the only argument.
     """
     if isinstance(x, tuple):
         return x, {}

@@ -66,7 +66,7 @@ def view_of(name: str, shape: tuple[int, ...], positions: Positions) -> View | N
 def _single_column(name: str, shape: tuple[int, ...], positions: Positions) -> View:
     """Return one column of entries.
 
-    Along one stored axis if they lie on one, else a list of entries of the flat parameter.
+    It follows one stored axis if the entries lie on one, and lists entries of the flat parameter otherwise.
     """
     if len(positions) == 1:
         result = _on_grid(name, shape, int(positions[0]), [], None)
@@ -83,7 +83,7 @@ def _single_column(name: str, shape: tuple[int, ...], positions: Positions) -> V
 def digits(offsets: Positions) -> list[_Digit] | None:
     """Return offsets 0 = o_0 < o_1 < … as all sums of multiples of strides, smallest stride first.
 
-    None if they are not.
+    The result is None if the offsets are not such sums.
     """
     result: list[_Digit] = []
     remaining = offsets

@@ -156,7 +156,7 @@ class LawsAtPoint:
     def overlap(self, exact: Sequence[Symmetry]) -> float:
         """Return the largest part that gradients of exact laws have along the directions counted.
 
-        Rounding if both are right.
+        It is of the size of rounding if both are right.
 
         The laws come from gradients alone, or from the program, the span from brackets: a wrong derivative or an error
         of the basis shows.

@@ -112,9 +112,8 @@ def _exhaust(
 
 
 def block_size(size: int, device: torch.device, level: int) -> int:
-    """Return vectors per block.
-
-    Large enough for fast matrix products, small enough to stop soon after the last direction.
+    """Return how many vectors make a block: enough for fast matrix products, few enough to stop soon after the last
+    direction.
     """
     largest = 512 if device.type == "cpu" else 4096
     wanted = max(32, size // 4) if level == 0 else max(32, size // 8)

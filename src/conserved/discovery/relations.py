@@ -235,9 +235,10 @@ def _less(row: np.ndarray, other: np.ndarray, resolution: _Resolution) -> np.nda
 def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> np.ndarray:
     """Return `row` less a multiple of each of the others.
 
-    The ratio of entries that occurs most often, the least of several.
+    The multiple is the ratio of entries that occurs most often, and the smallest of several such ratios.
 
-    Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing."""
+    Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing.
+    """
     places = np.flatnonzero(row)
     known = others[:, places]
     if not known.size:
@@ -277,7 +278,7 @@ def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolutio
 def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tensor) -> Relation:
     """Return a row as terms with readable coefficients.
 
-    No traces of noise, fractions of small numbers where they fit.
+    Coefficients lose traces of noise and become fractions of small numbers where these fit.
     """
     entries = (row.abs() > 1e-3 * row.abs().max()).nonzero().flatten().tolist()
     smallest = min(abs(float(row[i])) for i in entries)

@@ -139,7 +139,7 @@ class Basis:
 def least_value(r: Float[Tensor, "k n"]) -> float:
     """Return a lower bound of the smallest singular value of a triangular factor.
 
-    1 / ‖R⁻¹‖_F, or 0 if it is not square.
+    The bound is 1 / ‖R⁻¹‖_F, or 0 if the matrix is not square.
     """
     if r.shape[0] != r.shape[1]:
         return 0.0
@@ -151,7 +151,7 @@ def least_value(r: Float[Tensor, "k n"]) -> float:
 def largest_value(rows: Float[Tensor, "n m"]) -> float:
     """Return an upper bound of the largest singular value, at most n^(1/16) times it.
 
-    (Σ σ¹⁶)^(1/16), from the Gram matrix.
+    The bound is (Σ σ¹⁶)^(1/16), computed from the Gram matrix.
     """
     size = float(torch.linalg.matrix_norm(rows))
     if size == 0:

@@ -71,7 +71,7 @@ class Derivation:
     def _almost(self, moved: set[str]) -> Iterator[tuple[str, str]]:
         """Yield spaces of parameters that keep another law, each with the operation that ended it.
 
-        Layers are told once.
+        Layers that are alike are reported once.
         """
         engine, program = self.typing.engine, self.typing.program
         if engine.charges.count > MOST_ATOMS:
@@ -181,7 +181,7 @@ class Derivation:
     def forgettings(self, symmetry: Symmetry) -> tuple[ForgottenScale, ...]:
         """Return the normalisations that make a law one up to ε, with its charges there.
 
-        ValueError if they are not known.
+        Raises ValueError if they are not known.
         """
         if self._forgets is None:
             self._forgets = ForgottenScales(self.typing, self.assembly.parts, self.assembly.charges)

@@ -295,7 +295,7 @@ class Engine:
     def _remainder(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
         """Return the sum of the fields, constant along removed axes.
 
-        Empty, with all set to zero, if there are too many.
+        The result is empty, and all fields are set to zero, if there are too many axes.
         """
         axes_v, dims, sizes, counts = axes_of(group)
         kept_v = [
@@ -547,7 +547,7 @@ class Engine:
 def fraction(number: int | float) -> Fraction:
     """Return a fraction that is the number to 1e-11, which is rounding in the identities of laws.
 
-    Zero if there is none.
+    The result is zero if there is no such fraction.
 
     Positions that are divided by √d move against embeddings, so that fractions with small denominators do not do.
     Denominators stay below 2²⁰: equations are written in whole numbers of 64 bits.

@@ -24,7 +24,8 @@ class NoExampleError(InvalidInputError, ValueError):
 def example_inputs(model: nn.Module) -> Iterator[ModelCall]:
     """Yield calls to try, the most telling first.
 
-    Lightning's `example_input_array`, transformers' configurations, then the first layer that fixes a shape.
+    Sources are Lightning's `example_input_array`, then configurations of transformers, then the first layer that fixes
+    a shape.
     """
     given = getattr(model, "example_input_array", None)
     if given is not None:

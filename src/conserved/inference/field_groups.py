@@ -68,7 +68,7 @@ def components(fields: Sequence[Field]) -> list[list[Field]]:
 def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int], list[int]]:
     """Return all axes of a group of fields.
 
-    Virtual ones, dimensions, the sizes of those, the sizes of the virtual ones.
+    The result has the virtual axes, the dimensions, the sizes of the dimensions and the sizes of the virtual axes.
     """
     virtual: list[Virtual] = []
     counts: list[int] = []

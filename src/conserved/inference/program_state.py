@@ -104,7 +104,7 @@ def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, An
 def _reach(hook: Callable[..., Any]) -> list[Any]:
     """Return objects that a function can write to.
 
-    In its closure, its arguments, its object, and globals that it names.
+    These are its closure, its arguments, the object it is bound to, and the globals that it names.
     """
     if isinstance(hook, partial):
         return [*hook.args, *hook.keywords.values(), *_reach(hook.func)]

@@ -95,7 +95,7 @@ class Rotations:
     def _layout(self, sources: Sequence[int], slice_: Sequence[int]) -> str:
         """Return everything that a decision depends on, the same for layers that are alike.
 
-        Values by order of appearance.
+        Values are numbered by order of appearance.
         """
         program = self.typing.program
         labels = {value: f"·{index}" for index, value in enumerate(sources)}

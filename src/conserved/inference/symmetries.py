@@ -281,7 +281,7 @@ class Assembly:
     def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[LegPart], list[LegPart]]:
         """Return free charges that move the same factors of the same parameters.
 
-        Where, and which whole regions they scale.
+        The keys say where each acts, and which whole regions it scales.
         """
         count = len(where)
         total = len(self.factors)

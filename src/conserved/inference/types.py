@@ -174,7 +174,7 @@ def without_constant_axes(dims: tuple[int, ...], array: Atoms, leading: int = 0)
 def spread(field: Field, dims: Sequence[int], shape: Sequence[int], virtual: Sequence[Virtual] = ()) -> Atoms:
     """Return the atoms of a field over more axes.
 
-    Those in `virtual`, then those in `dims` (with the sizes of `shape`).
+    The axes are those in `virtual`, then those in `dims`, with the sizes of `shape`.
     """
     leading = len(field.virtual)
     source = field.atoms

@@ -63,7 +63,7 @@ def _extend(leg: Leg, symmetry: Symmetry, cut: dict[str, tuple[int, tuple[int, i
 def _rows(view: View, axes: list[int]) -> tuple[int, int] | None:
     """Return the indices along an axis of the parameter that a view keeps.
 
-    A range of one grid axis, or one cell of two.
+    They form a range of one grid axis, or one cell of two axes.
     """
     picks = [view.pick[axis] for axis in axes]
     if len(axes) == 1 and isinstance(picks[0], tuple):

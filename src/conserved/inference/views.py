@@ -151,7 +151,7 @@ def whole_view(region: Region) -> View:
 def columns_view(region: Region, faced: Sequence[int], keep: tuple[int, int, int] | None = None) -> View:
     """Return the view whose rows run along `faced` and whose columns are all the rest, in order.
 
-    Of one axis a range only.
+    Only a range of one axis can be kept.
     """
     grid = Grid(region)
     if keep is not None:

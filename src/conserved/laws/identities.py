@@ -339,7 +339,7 @@ def _norms_of_all(
 def _norms(gradients: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
     """Return the norm of every gradient, in some order.
 
-    Those of plain ones in few operations, and none in half precision.
+    Norms of plain tensors are computed in few operations, and none of them in half precision.
     """
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, gradient in gradients.items():
@@ -466,7 +466,7 @@ def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype |
 def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
     """Return bfloat16 or float16 for each row of float32 entries that were computed in it.
 
-    None for one in float32 or unknown.
+    An entry is None for a row that was computed in float32 or in an unknown type.
 
     Zeros are no entries. Rows with too few entries are left out; one with too few different ones is unknown.
     """

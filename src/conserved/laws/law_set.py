@@ -207,7 +207,7 @@ class LawSet:
     ) -> dict[str, Tensor]:
         """Return the left-hand side μ(θ, G) of every gradient identity.
 
-        Zero but for rounding if the gradients are right.
+        They are zero up to rounding if the gradients are right.
 
         Args:
             gradients: tensors by parameter name; by default the `.grad` of the parameters.
@@ -371,7 +371,7 @@ class LawSet:
     def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
         """Return the number of functionally independent conserved numbers at θ.
 
-        The rank of all their gradients, in float64.
+        This is the rank of the gradients of all laws, in float64.
 
         Args:
             parameters: tensors by name; by default the model's own.

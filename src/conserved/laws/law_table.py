@@ -90,7 +90,7 @@ def _truncate(lines: Sequence[str], most: int = 20) -> list[TextLine]:
 def _listing(table: Sequence[LawRow], width: int) -> Iterator[TextLine]:
     """Yield two lines a row, so that formulas have room on a narrow terminal.
 
-    Three where a module's path is too long.
+    A row takes three lines where the path of its module is too long.
     """
     cells = [("where", "law", "group", "×", "numbers")]
     cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in table]

@@ -71,7 +71,7 @@ def laws_for(laws: LawSet, parameters: Mapping[str, Tensor]) -> LawSet:
 def _match(name: str, parameters: Mapping[str, Tensor]) -> str | None:
     """Return the parameter that a name stands for.
 
-    The same, the same without wrappers, or the only one that ends with it.
+    It has the same name, or the same without wrappers, or is the only one whose name ends so.
     """
     if name in parameters:
         return name

@@ -65,7 +65,7 @@ def _norm(gradient: Tensor) -> float:
 def _peak(matrices: Sequence[Tensor]) -> float:
     """Return the largest magnitude, rounded down to a power of two, by which division is exact.
 
-    NaN and ∞ as they are.
+    NaN and ∞ are returned unchanged.
     """
     largest = max((float(matrix.abs().max()) for matrix in matrices if matrix.numel()), default=0.0, key=_nan_last)
     return float(2.0 ** np.floor(np.log2(largest))) if 0 < largest < float("inf") else largest

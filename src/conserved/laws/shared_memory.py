@@ -72,7 +72,7 @@ def memory_of(tensor: Tensor) -> Hashable:
 def _extent(tensor: Tensor) -> list[tuple[int, int]]:
     """Return the bytes from a tensor's first entry to its last.
 
-    None where it has no memory of its own that can be seen.
+    The result is None where a tensor has no memory of its own that can be seen.
     """
     if is_lazy(tensor) or tensor.is_meta or tensor.is_sparse or not tensor.numel():
         return []

@@ -30,10 +30,7 @@ _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.
 
 
 def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
-    """Return `LawSet.verify`.
-
-    One backward pass of `loss_fn()`, every identity held against the rounding of that pass.
-    """
+    """Run one backward pass of `loss_fn()` and test every identity against the rounding of that pass."""
     names = list(laws.plan.needs)
     if not names:
         return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
@@ -143,7 +140,7 @@ def _judge(name: str, residual: float, limit: float, *, tested: bool, nearly: bo
 def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: int) -> Verdict:
     """Return the verdict on all identities.
 
-    The broken ones as evidence, worst first, or else the one nearest its limit.
+    The evidence is the broken identities, worst first, or else the one nearest its limit.
     """
 
     def excess(verdict: Verdict) -> float:

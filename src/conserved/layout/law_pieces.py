@@ -147,7 +147,7 @@ class LegSum:
 def _sums(symmetry: Symmetry, layout: ModelLayout, groups: Sequence[RankGroup]) -> dict[int, tuple[RankGroup, ...]]:
     """Return, for each leg that is cut, the groups over which its sums are added up, by the place of the leg.
 
-    None for a law of this process alone.
+    The result is None for a law of this process alone.
     """
     over: dict[int, list[RankGroup]] = {}
     for group in groups:

@@ -144,7 +144,7 @@ def placed_sums(
 ):
     """Compute Σ_k a_ik b_ik of some rows of a product, and over all rows Σ (a_ik b_ik)², Σ b_ik² and Σ a_ik².
 
-    With LIFTED, a is 1 and not read.
+    With LIFTED, a is 1 and is not read.
     """
     program = tl.program_id(0)
     number = tl.load(programs + 3 * program)

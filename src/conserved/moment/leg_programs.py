@@ -243,7 +243,7 @@ def _rows_are_neighbours(layout: Layout) -> bool:
 def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> list[tuple[int, Layout]] | None:
     """Return the rows of a recipe: the number of a source, and where they lie in it.
 
-    None if strides do not say where.
+    The result is None if strides do not determine where they lie.
     """
     faced = layout.turned() if products.faces == "columns" else layout
     result = []

@@ -78,7 +78,7 @@ class Moments:
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
         """Return ‖μ‖ of the first pair and the scale of its terms.
 
-        Places of symmetries, and tables with a row for each.
+        Each part has the places of its symmetries, and tables with a row for each.
         """
         places = [] if self.rows is None else [*self.rows.places]
         tables = [] if self.rows is None else [self.rows.table]
@@ -274,7 +274,7 @@ class Plan:
     ) -> Moments | None:
         """Return all symmetries, read by kernels where they can be.
 
-        None where there are no kernels, or gradients to follow.
+        The result is None where there are no kernels, or where gradients have to be recorded.
 
         `tensors` are those of all parameters that are read, source by source. Identities that act on single rows come
         with the norms of gradients, if every tensor they need can be read.
@@ -360,7 +360,7 @@ class Plan:
 def _concatenate(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
     """Return one leg of a few batches as one tensor of (symmetries, n, m).
 
-    Of a single one as it lies, in the type it has.
+    A single batch is returned as it lies, in its own type.
     """
     if len(unit) == 1:
         return matrices[0]

@@ -138,7 +138,7 @@ def together(
 ) -> tuple[Part, ...]:
     """Return the same of tensors that are there and that kernels can read.
 
-    Those of every parameter, one after the other.
+    The tensors of each parameter follow one another.
     """
     if not plan.uses:
         return ()
@@ -417,7 +417,7 @@ def _side_by_side(parts: Sequence[Tensor], size: int) -> Tensor:
 def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
     """Return parameters in order, as many at a time as have at most so many entries together.
 
-    A larger one by itself.
+    A parameter with more entries is a portion by itself.
     """
     portions: list[list[str]] = []
     room = -1

@@ -338,7 +338,7 @@ class _Drafting:
 def _place_products(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedProduct, ...] | None:
     """Return what `forms` multiplies of a leg for the pair (θ, G), a row of θ first.
 
-    None if strides do not say where.
+    The result is None if strides do not determine where rows lie.
     """
     recipe = product_list(products, ((0, 1),), degree, WantedNumbers())
     if not isinstance(products, RowProducts) or not recipe.rows or recipe.whole:

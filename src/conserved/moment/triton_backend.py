@@ -77,7 +77,7 @@ def takes(products: Products, layout: Layout | None, n: int) -> bool:
 def row_totals(leg: Float[Tensor, "*batch n m"]) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, " *batch"]] | None:
     """Return Σ_j b_ij for every row i of a leg in float64, and the sum of all squares.
 
-    None where kernels do not read it.
+    The result is None where kernels cannot read the leg.
 
     To convert it first would take longer than the sums.
     """
@@ -179,7 +179,7 @@ def outer_products(
 ) -> KernelCall:
     """Return the same for A Bᵀ of two factors of at most `LARGEST` rows.
 
-    Sizes are Σ_k ‖a_:k‖² ‖b_:k‖², one for each.
+    Their sizes are Σ_k ‖a_:k‖² ‖b_:k‖², one for each product.
     """
     from conserved.moment import kernels
 

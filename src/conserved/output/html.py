@@ -87,7 +87,7 @@ def _row(tag: str, contents: Sequence[str], numbers: Sequence[int], wraps: int |
 def spectrum(values: Sequence[float], *, width: int = 120, height: int = 26) -> str:
     """Return singular values as a small picture.
 
-    A bar each, logarithmic over twelve decades, in the colour of the text.
+    Each value is a bar on a logarithmic scale over twelve decades, in the colour of the text.
     """
     largest = max((value for value in values if math.isfinite(value)), default=0.0)
     if largest <= 0:

@@ -122,7 +122,7 @@ def _held(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> list[tup
 def _thin(points: list[tuple[float, float]], most: int = 700) -> list[tuple[float, float]]:
     """Return a long line without what cannot be seen.
 
-    Of the points in a column of pixels the first, extreme and last ones.
+    Of the points in one column of pixels, the first, the extremes and the last remain.
     """
     if len(points) <= most:
         return points

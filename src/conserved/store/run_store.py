@@ -480,7 +480,7 @@ class SQLite(Sink):
 def is_detailed(step: int, most: int) -> bool:
     """Return whether the rows of a step are kept.
 
-    All at first, then `most` in every doubling of the number of steps.
+    At first all steps are kept, then `most` in every doubling of the number of steps.
     """
     stride = 1
     while step > 2 * most * stride:

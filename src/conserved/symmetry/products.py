@@ -97,7 +97,7 @@ class Products(ABC):
     def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
         """Return the pairing of μ(θ, V) with antisymmetric generators, an angular momentum.
 
-        None where there are none.
+        The result is None where there are no such generators.
         """
 
     def polar(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:

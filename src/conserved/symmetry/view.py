@@ -42,7 +42,7 @@ def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
 def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Return the values of a tensor that this process holds.
 
-    Its own part of a DTensor, a sparse gradient made dense.
+    This is the process's own part of a DTensor; a sparse gradient becomes dense.
     """
     held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
     return held.to_dense() if held.is_sparse else held
@@ -192,8 +192,7 @@ class View:
     def face(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Return the picked entries of a tensor of the parameter's shape, `axes` first.
 
-        A view of it wherever torch can make
-        one.
+        The result is a view of the tensor wherever torch can make one.
         """
         return self.reading().of(tensor)
 

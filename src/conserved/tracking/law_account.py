@@ -200,7 +200,7 @@ class LawAccount:
     def memory(self) -> dict[str, int]:
         """Return bytes held between steps.
 
-        By the laws, and by copies of parameters that an optimizer's rule asks for.
+        The laws hold some, and so do copies of parameters that an optimizer's rule asks for.
         """
         tensors = [tensor for running in self._running for tensor in running.tensors().values()]
         tensors += [

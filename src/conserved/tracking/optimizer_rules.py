@@ -305,7 +305,7 @@ def _muon(step: ParameterStep) -> Update:
 
 
 def _present(**parts: Combination) -> dict[str, Combination]:
-    """Drop the parts that are None."""
+    """Drop the parts that have no terms."""
     return {cause: part for cause, part in parts.items() if part.terms}
 
 

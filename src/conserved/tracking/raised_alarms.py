@@ -50,7 +50,7 @@ class RaisedAlarms:
     def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
         """Return an alarm of the account with its cause, as an audit of its step names it.
 
-        Else the next step gets one.
+        If that audit names none, the audit of the next step does.
         """
         if alarm.code not in ACCOUNT:
             return alarm

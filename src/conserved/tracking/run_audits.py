@@ -395,7 +395,7 @@ class Audits:
     def _replayable(self) -> bool:
         """Return whether the recorded pass can be run again.
 
-        Where parameters are sharded, on all processes or on none.
+        Where parameters are sharded, all processes give the same answer.
         """
         able = not self._pass.obstacle
         if not self._pass.together or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -407,7 +407,7 @@ class Audits:
     def _compares(self, now: float) -> bool:
         """Return whether this audit compares gradients with the reference form.
 
-        The first does, then as the budget allows.
+        The first audit does, and later ones as far as the budget allows.
         """
         # Sharded gradients are not compared: every process has pieces of rows.
         return self._compare and self.every is not None and now >= self._next_comparison and not self._pass.together
@@ -649,7 +649,7 @@ def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
 def _by_code(audit: Audit) -> dict[str, list[Row]]:
     """Return broken identities by the kind of alarm they raise.
 
-    "hardware" where the same pass does not leave them again.
+    The code is "hardware" where the same pass does not break them again.
     """
     codes: dict[str, list[Row]] = {}
     for row in audit.failures:

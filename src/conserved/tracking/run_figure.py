@@ -69,7 +69,7 @@ def draw(
 ) -> Any:
     """Return a figure that notebooks show, or the path it was written to.
 
-    A page that needs no network, or a picture.
+    The file is a page that needs no network, or a picture.
     """
     if path is None:
         return _drawn(panels(records, audits), alarms)

@@ -243,7 +243,7 @@ class RunResults:
     def memory(self) -> dict[str, int]:
         """Return bytes held between steps.
 
-        By the laws, and by copies of parameters that an optimizer's rule asks for.
+        The laws hold some, and so do copies of parameters that an optimizer's rule asks for.
         """
         watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         held = {"laws": 0, "copies": 0} if self._lawless else self._account.memory()

@@ -166,7 +166,7 @@ class StepWatch:
     def versions(self) -> tuple[int, ...]:
         """Return how often each of the first parameters was written to.
 
-        Those of the optimizer, as sharding replaces the model's.
+        The parameters are the optimizer's, because sharding replaces those of the model.
         """
         return tuple(version_of(p) for p in islice(self._held(), _SAMPLED))
 

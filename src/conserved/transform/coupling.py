@@ -317,7 +317,7 @@ def _side_by_side(group: Sequence[Symmetry]) -> list[Leg]:
 def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
     """Return elements that make the gains of norms one, their scales going to the maps that read them.
 
-    Positive gains only.
+    Only positive gains are folded.
     """
     gains = {}
     for symmetry in laws.symmetries:

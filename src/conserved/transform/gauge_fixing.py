@@ -35,7 +35,7 @@ def folding(symmetry: Symmetry, gain: Tensor) -> Tensor:
 def _shift_fixing(symmetry: Symmetry, weights: Weights) -> Tensor:
     """Return the element after which entries that are shifted equal their degrees on average, in every row.
 
-    Not zero, around which fingerprints would compare rounding.
+    The target is not zero, around which fingerprints would compare rounding.
     """
     legs = [leg for leg in symmetry.legs if leg.logarithmic]
     totals = [leg.degree * leg.view.of_point(weights.read(leg.view.parameter)).sum(1) for leg in legs]

@@ -152,7 +152,7 @@ def _merge(mappings: Sequence[LayerMapping]) -> list[LayerMapping]:
 def patterns(plain: Sequence[LayerMapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
     """Return mappings of layers that are alike as one pattern, where it finds them and no other modules.
 
-    Or one for each.
+    Otherwise each mapping is returned by itself.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for member in plain:

@@ -240,7 +240,7 @@ class Weights:
     def _tied(self, known: frozenset[str]) -> dict[str, list[str]]:
         """Return names in a dictionary that stand for one tensor.
 
-        The same memory, or an unknown name with equal numbers.
+        Such names share memory, or an unknown name has equal numbers.
         """
         memory: dict[object, str] = {}
         names_by_tensor: dict[str, list[str]] = defaultdict(list)
@@ -291,7 +291,7 @@ class Weights:
     def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
         """Return a contiguous copy in the precision it is stored in, or in a higher one.
 
-        Of a sharded tensor all of it.
+        A sharded tensor is gathered.
         """
         tensor = self._tensors[name].detach()
         dtype = torch.promote_types(tensor.dtype, least)

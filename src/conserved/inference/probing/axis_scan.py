@@ -181,7 +181,7 @@ def confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None
 def _separate(fields: Sequence[Tensor]) -> bool:
     """Return whether every two coordinates moved differently at least once.
 
-    Otherwise two that are exchanged look alike.
+    Two coordinates that the function exchanges look alike if they always move together.
     """
     moves = torch.stack([field.flatten() for field in fields], 1)
     # Among many coordinates a function that exchanges some exchanges others too, and one pair is enough to see it.
@@ -206,7 +206,7 @@ def followers(
 ) -> tuple[Axis | None, ...] | None:
     """Return for each output the axis along which it moved with the field, None where it stayed.
 
-    None if one did neither.
+    The result is None if an output neither moved with the field nor stayed.
     """
     axes: list[Axis | None] = []
     for position, out in enumerate(values):
@@ -237,7 +237,7 @@ def followers(
 def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> list[float] | None:
     """Return by which power each output follows a common factor, or by which multiple a common shift.
 
-    None if it does not.
+    The result is None if an output follows neither.
     """
     degrees = []
     for index, out in enumerate(values):
@@ -333,7 +333,7 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
 def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
     """Return scalings of two inputs.
 
-    One against the other with the outputs left as they are, or both with the outputs.
+    Either one input moves against the other and the outputs stay, or both move with the outputs.
     """
     tensors = scanner.tensors
     if not (scanner.tells(left, Group.SCALING) and scanner.tells(right, Group.SCALING)):

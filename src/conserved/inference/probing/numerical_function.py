@@ -67,7 +67,7 @@ class NumericalFunction:
     ) -> tuple[Values, tuple[Tensor | None, ...]]:
         """Return outputs, and what one backward pass from `gradients` gives for each input.
 
-        None where nothing arrives.
+        A gradient is None where none arrives.
         """
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():

@@ -100,7 +100,7 @@ def constant(s: Step) -> Known | list[Known]:
 
 @rule("eq", "ne", "lt", "le", "gt", "ge")
 def _compare(s: Step) -> Known:
-    """Type a comparison: on which side of a threshold a value lies depends on its scale, unless the threshold is zero."""
+    """Type a comparison: its result depends on the scale of a value, unless the threshold is zero."""
     left, right = s.arg(0), s.arg(1)
     for value, other in ((left, right), (right, left)):
         threshold = number(other, s)

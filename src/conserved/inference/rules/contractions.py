@@ -87,7 +87,7 @@ def first_contraction(
 ) -> Type:
     """Type the first use of a parameter in a contraction.
 
-    Free along axes that stay, dual to its partner along those summed.
+    Charges are free along axes that stay, and dual to the partner's along axes that are summed.
     """
     moved_view = view.moved(renumber)
     own = sorted({dim for coordinate in moved_view.coordinates for dim in coordinate.dims})

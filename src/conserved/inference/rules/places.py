@@ -252,7 +252,7 @@ def _as_strided(s: Step) -> Known:
 def _positions(base: Any, view: Any) -> np.ndarray | None:
     """Return for every entry of a view its position among the entries of its base.
 
-    None if the base does not hold it.
+    The result is None if the base does not hold the view.
     """
     (shape, strides, offset), (target, steps, start) = base, view
     if len(strides) != len(shape) or len(steps) != len(target):
@@ -371,7 +371,7 @@ def written_shift(
 ) -> tuple[Field, ...]:
     """Return the shift of a tensor part of which was written.
 
-    That of what was written there, the former one elsewhere.
+    Entries that were written have the shift of the new values, and the others keep theirs.
     """
     if not before and not after:
         return ()

@@ -208,7 +208,7 @@ def choose(s: Step, condition: Any, left: Any, right: Any) -> Type:
 def neutral(s: Step, ref: Any) -> str | None:
     """Return what a constant operand is.
 
-    "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed".
+    It is "infinite" (scales and shifts leave it), "zero" (scales leave it) or "fixed".
     """
     if not isinstance(ref, ValueRef):
         value = torch.tensor(float(ref))

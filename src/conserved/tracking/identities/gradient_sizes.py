@@ -165,7 +165,7 @@ class GradientSizes(StepIdentity):
     ) -> Iterator[StepFinding]:
         """Yield a large part of the model whose gradient was exactly zero in every one of the first steps.
 
-        Note a small one.
+        A small part is only noted.
         """
         if moving != _ZEROS or not any(norms.values()):
             return
