@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,7 +79,8 @@ class OutputLoss(StepIdentity):
         self._passes = 0
         self._repeated = 0
         """Steps in a row of which two passes were the same."""
-        self._last_inputs: list[Tensor] = []
+        self._last_buffer: tuple[weakref.ref[Tensor], int] | None = None
+        """The memory that the inputs of the last step were in, and how often it had been written to."""
         self._targets: list[float] = []
         """By step, the one target that the gradient of all outputs points to."""
         self._steps = 0
@@ -112,6 +114,7 @@ class OutputLoss(StepIdentity):
     def _repeats(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
         """Yield a finding if one pass is differentiated twice, or two passes of a step are the same pass."""
         now = _accumulated(step)
+        refilled = self._writes(step) >= step.passes
         for a, b in itertools.combinations(pairs, 2):
             if not (a.same_as(b) and torch.equal(a.gradient, b.gradient)):
                 continue
@@ -123,13 +126,11 @@ class OutputLoss(StepIdentity):
                     "gradient is twice that of the loss. Was retain_graph=True set to silence an error?",
                 )
                 return
-            fresh = all(not torch.equal(x, y) for x in step.batches for y in self._last_inputs if x.shape == y.shape)
-            if a.number != b.number and step.called_from_one_line and not step.closure and fresh:
+            if a.number != b.number and step.called_from_one_line and not step.closure and refilled:
                 self._repeated += 1
                 break
         else:
             self._repeated = 0
-        self._last_inputs = list(step.batches)
         if self._repeated == _STEPS:
             yield StepFinding(
                 code="twice",
@@ -138,6 +139,19 @@ class OutputLoss(StepIdentity):
                 f"and {step.number}: the gradient is that of fewer examples than it seems. Are micro-batches views of "
                 "one buffer that is filled again?",
             )
+
+    def _writes(self, step: TrainingStep) -> int:
+        """Return how often the memory of the last pass's inputs was written to since the step before.
+
+        A program that runs one batch several times writes it once. A buffer is written to for each micro-batch.
+        """
+        strided = (x for x in step.inputs if x.layout == torch.strided and not x.is_inference())
+        first = next(strided, None)
+        if first is None:
+            return 0
+        buffer = first if first._base is None else first._base
+        last, self._last_buffer = self._last_buffer, (weakref.ref(buffer), buffer._version)
+        return buffer._version - (last[1] if last is not None and last[0]() is buffer else 0)
 
     def _findings(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
         for pair in pairs:
