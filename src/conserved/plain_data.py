@@ -40,7 +40,7 @@ def size(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{_show(value)} is not a whole number")
     if not 0 <= value < _LARGEST:
-        raise ValueError(f"{_show(value)} is no size or place of an axis")
+        raise ValueError(f"{_show(value)} is not a size or an index of an axis")
     return value
 
 

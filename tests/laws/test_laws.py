@@ -330,7 +330,7 @@ def test_an_unknown_law_is_named() -> None:
 
 def test_two_symmetries_of_one_name_are_refused() -> None:
     symmetry = Symmetry(block="x", family="y", kind=Scaling(), legs=(Leg(View.of("a", (2, 2))),))
-    with pytest.raises(ValueError, match="Two symmetries are named"):
+    with pytest.raises(ValueError, match="Expected unique names of symmetries"):
         LawSet(symmetries=(symmetry, symmetry))
 
 

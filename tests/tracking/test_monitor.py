@@ -275,7 +275,7 @@ def test_a_step_that_was_skipped_moves_nothing() -> None:
     ("arguments", "message"),
     [
         ({"every": 0}, "at least 1"),
-        ({"sinks": ["run.txt"]}, "does not say what it is"),
+        ({"sinks": ["run.txt"]}, "has no known ending"),
         ({"optimizer": 3}, "Optimizer"),
     ],
     ids=["every", "sink", "optimizer"],

@@ -164,7 +164,7 @@ class TestActivationSizes:
         torch.testing.assert_close(activation_sizes(model, batches, statistic="mean")["weight"][0], mean)
 
     def test_nothing_to_run_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match="no batches"):
+        with pytest.raises(ValueError, match="at least one batch"):
             activation_sizes(nn.Linear(3, 2), [])
 
 

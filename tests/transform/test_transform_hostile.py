@@ -196,8 +196,8 @@ def test_elements_of_another_kind_are_refused() -> None:
     (neurons,) = symmetries_of(model, x)
     wrong: list[tuple[dict[Any, Any], str]] = [
         ({neurons: torch.ones(8, dtype=torch.complex64)}, "complex"),
-        ({neurons: "abc"}, "is no tensor of numbers"),
-        ({neurons: None}, "is no tensor of numbers"),
+        ({neurons: "abc"}, "to be a tensor of numbers"),
+        ({neurons: None}, "to be a tensor of numbers"),
         ({3: torch.ones(8)}, "by symmetries or their names; got 3"),
     ]
     for elements, sentence in wrong:
@@ -244,7 +244,7 @@ def test_codes_of_a_quantiser_are_refused_by_name_in_every_way() -> None:
 
 def test_batches_are_a_list() -> None:
     model, x = relu_net()
-    with pytest.raises(ValueError, match="put it in a list"):
+    with pytest.raises(ValueError, match="Put it in a list"):
         equalize(model, x, objective="activation", batches=x)
 
 

@@ -35,7 +35,7 @@ class Band:
         at distances less than w on both sides.
         """
         if window is not None and window < 1:
-            raise ValueError(f"A window holds at least one key; got {window}.")
+            raise ValueError(f"Expected a window of at least one key, got {window}. Pass window=1 or more.")
         last = keys - queries
         return Band(
             lower=None if window is None else last - window + 1,

@@ -52,7 +52,9 @@ class KeySpace:
         if ridge is None:
             return KeySpace(rank=rank, whitening=whitening, ridge_whitening=None, ridge_dimension=None, offset=offset)
         if not ridge > 0:
-            raise ValueError(f"ridge is positive, a fraction of the keys' mean squared singular value; got {ridge}.")
+            raise ValueError(
+                f"Expected a positive ridge, got {ridge}. Pass a fraction of the keys' mean squared singular value."
+            )
         squares = torch.where(significant, values.square(), 0.0)
         loading = ridge * squares.sum(-1, keepdim=True) / rank.clamp(min=1)[..., None]
         softened = torch.where(significant, 1 / (squares + loading).sqrt(), 0.0)

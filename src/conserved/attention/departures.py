@@ -65,7 +65,7 @@ class DepartureRule:
                     values = departures(kind, series, memory=memory, patience=patience)
                     largest[kind] = max([largest[kind], *(value for value in values if not math.isnan(value))])
         if not any(largest.values()):
-            raise ValueError("No healthy run is longer than the rule's memory; there is nothing to calibrate on.")
+            raise ValueError("Expected a healthy run longer than the rule's memory, got none. Pass longer runs.")
         thresholds = {kind: margin * value for kind, value in largest.items()}
         return DepartureRule(thresholds=thresholds, memory=memory, patience=patience)
 

@@ -24,7 +24,7 @@ def coherence_figure(runs: Mapping[str, AttentionMonitor], path: str | Path) -> 
         ValueError: there is no run.
     """
     if not runs:
-        raise ValueError("A figure needs at least one run.")
+        raise ValueError("Expected at least one run, got none. Pass the series of a run.")
     require("matplotlib", "Drawing the coherence of a run")
     figures: Any = require("matplotlib.figure", "Drawing the coherence of a run")
     figure = figures.Figure(figsize=(4.5 * len(runs), 3.2), layout="constrained")

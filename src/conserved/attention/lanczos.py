@@ -28,7 +28,7 @@ def leading_values(
 ) -> Float[Tensor, "heads count"]:
     """Return the `count` largest singular values of every head's field."""
     if count < 1:
-        raise ValueError(f"Ask for at least one singular value; got {count}.")
+        raise ValueError(f"Expected a count of at least 1, got {count}. Ask for one singular value or more.")
     back = band.mirrored()
     heads, queries, _ = left.shape
     keys = right.shape[-2]

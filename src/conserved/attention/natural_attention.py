@@ -55,7 +55,7 @@ class NaturalAttention(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         if dim < 1:
-            raise ValueError(f"dim is at least 1; got {dim}.")
+            raise ValueError(f"Expected dim of at least 1, got {dim}.")
         self.dim = dim
         self.q, self.k, self.v = (nn.Parameter(torch.randn(dim, dim) / math.sqrt(dim)) for _ in range(3))
         self.seen: _Seen | None = None
@@ -139,7 +139,7 @@ class NaturalDescent(torch.optim.Optimizer):
         self, layer: NaturalAttention, lr: float, damping: float = 1e-3, metric: Metric = "gauss-newton"
     ) -> None:
         if lr <= 0 or damping <= 0:
-            raise ValueError(f"The rate and the damping are positive; got {lr} and {damping}.")
+            raise ValueError(f"Expected a positive rate and damping, got {lr} and {damping}.")
         if metric not in ("gauss-newton", "tokens"):
             raise ValueError(f'metric is "gauss-newton" or "tokens"; got {metric!r}.')
         super().__init__(layer.parameters(), {"lr": lr, "damping": damping})

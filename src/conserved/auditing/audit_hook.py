@@ -64,7 +64,7 @@ class AuditHook:
         unused: Sequence[str] = (),
     ) -> None:
         if every < 1:
-            raise ValueError(f"every must be at least 1; got {every}.")
+            raise ValueError(f"Expected every of at least 1, got {every}. Pass a number of steps.")
         if on_failure not in ("raise", "log"):
             raise ValueError(f'on_failure is "raise" or "log"; got {on_failure!r}.')
         self.last: Audit | None = None

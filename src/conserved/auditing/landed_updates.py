@@ -112,7 +112,9 @@ def check_update(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]
         TypeError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"check_update takes a torch.nn.Module; got {type(model).__name__}.")
+        raise TypeError(
+            f"Expected a torch.nn.Module, got {type(model).__name__}. Pass the model whose step is watched."
+        )
     landing = Landing(least=least)
     # Which entries have a gradient is noted before the step, which may clear it.
     watched = {

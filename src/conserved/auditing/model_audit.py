@@ -137,11 +137,15 @@ def audit(
         NoExampleError: no laws are given, and the model does not say how it is called.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"audit takes a torch.nn.Module; got {type(model).__name__}.")
+        raise TypeError(
+            f"Expected a torch.nn.Module, got {type(model).__name__}. Pass the model whose gradients are audited."
+        )
     if precision is not None and precision not in TOLERANCE:
-        raise ValueError(f"precision is a floating-point type such as torch.bfloat16; got {precision}.")
+        raise ValueError(
+            f"Expected a floating-point type as precision, got {precision}. Pass torch.bfloat16, for example."
+        )
     if accumulated < 1:
-        raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
+        raise ValueError(f"Expected accumulated of at least 1, got {accumulated}. Pass the number of backward passes.")
     parts = parts_of(model)
     found = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
     if closure is not None:

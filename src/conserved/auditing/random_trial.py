@@ -94,7 +94,9 @@ def audited_pass(
         watch_norms(model, laws, gauge, undo, loss=loss)
         value = objective()
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise ValueError("loss_fn must return a tensor of one number that depends on the parameters.")
+            raise ValueError(
+                "Expected loss_fn to return a scalar tensor that depends on the parameters. Do not detach the loss."
+            )
         precision = precision or precision_of(value)
         value.backward()
         laws = laws_of_model(model, loss=loss) if laws is None else laws
@@ -117,7 +119,9 @@ def _called(model: nn.Module, x: Any) -> Tensor:
     output = output if output is not None else result
     output = output if isinstance(output, Tensor) else output[0]
     if not isinstance(output, Tensor) or not output.requires_grad:
-        raise ValueError("the model did not return a tensor that depends on its parameters")
+        raise ValueError(
+            "Expected the model to return a tensor that depends on its parameters, got none. Return outputs or logits."
+        )
     return output
 
 

@@ -106,7 +106,9 @@ def check_replicas(
         TypeError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"replicas takes a torch.nn.Module; got {type(model).__name__}.")
+        raise TypeError(
+            f"Expected a torch.nn.Module, got {type(model).__name__}. Pass the model that processes replicate."
+        )
     if not (dist.is_available() and dist.is_initialized()):
         return Replicas(rows=(), ranks=1, tolerance=tolerance)
     tensors = [

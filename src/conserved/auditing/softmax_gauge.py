@@ -296,7 +296,9 @@ def gauge(
         ValueError: no attention call was seen in the block.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")
+        raise TypeError(
+            f"Expected a torch.nn.Module, got {type(model).__name__}. Pass the model whose attention is watched."
+        )
     gauge_ = Gauge(precision=precision)
     with ExitStack() as undo:
         undo.enter_context(keys_seen(model, gauge_.see, gauge_.attention_precision))

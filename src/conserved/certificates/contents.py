@@ -108,7 +108,7 @@ def parse(text: str | bytes) -> Any:
         record = json.loads(text, object_pairs_hook=object_of, parse_constant=constant)
         json.dumps(record, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
-        raise MalformedError("it holds characters that are no text.") from None
+        raise MalformedError("it holds characters that are not text.") from None
     except RecursionError:
         raise MalformedError("it is nested too deeply.") from None
     except ValueError as problem:

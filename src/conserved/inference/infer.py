@@ -229,7 +229,9 @@ def _follow(
     if isinstance(model, nn.Module):
         return _module(model, args, kwargs)
     if not callable(model):
-        raise TypeError(f"recognize takes a module or a function; got {type(model).__name__}.")
+        raise TypeError(
+            f"Expected a module or a function, got {type(model).__name__}. Pass the model, or a closure and the model."
+        )
     if args and isinstance(args[0], nn.Module):
         module, parameters = args[0], _parameters(args[0])
         program = capture(lambda: model(*args[1:], **kwargs), parameters, module)

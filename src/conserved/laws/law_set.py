@@ -119,7 +119,7 @@ class LawSet:
         names = tuple(symmetry.name for symmetry in self.symmetries)
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"Two symmetries are named {twice!r}; names must be unique.")
+            raise ValueError(f"Expected unique names of symmetries, got {twice!r} twice. Set `part` of one of them.")
         object.__setattr__(self, "plan", Plan.of(self.symmetries))
         object.__setattr__(self, "names", names)
 
@@ -354,7 +354,9 @@ class LawSet:
         """
         missing = [symmetry.name for symmetry in self.symmetries if symmetry.name not in reference.values]
         if missing:
-            raise ValueError(f"The reference was taken of other laws: it has no value for {missing[0]}.")
+            raise ValueError(
+                f"Expected a reference of these laws, got one without {missing[0]}. Call `laws.reference(…)` again."
+            )
         current = self.values(parameters, dtype=dtype)
         norm = partial(torch.linalg.vector_norm, dim=-1)
         result = {}

@@ -39,7 +39,9 @@ def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tens
         raise ValueError(f"{still[0]} does not require a gradient. Verify the model's own, trainable parameters.")
     loss = loss_fn()
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise ValueError("loss_fn must return a tensor of one number that depends on the parameters, outside no_grad.")
+        raise ValueError(
+            "Expected loss_fn to return a scalar tensor that depends on the parameters. Call it outside no_grad."
+        )
     if not bool(torch.isfinite(loss.detach())):
         message = f"The loss is {loss.item()}; identities need a finite one."
         return Verdict(status=Verdict.INCONCLUSIVE, message=message)

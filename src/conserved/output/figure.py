@@ -56,7 +56,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"A row of {len(row)} cells under {len(self.columns)} columns: {row}.")
+                raise ValueError(f"Expected rows of {len(self.columns)} cells, got {row}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class ReportTable:
         body = [list(row) for row in rows]
         wrong = [row for row in body if len(row) != len(columns)]
         if wrong:
-            raise ValueError(f"a table of {len(columns)} columns has a row of {len(wrong[0])}")
+            raise ValueError(f"Expected rows of {len(columns)} cells, got one of {len(wrong[0])}.")
         right = {
             index
             for index in range(len(columns))

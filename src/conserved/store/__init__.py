@@ -56,4 +56,4 @@ def _file(path: Path) -> Sink:
         return JsonLines(path)
     if path.suffix in (".db", ".sqlite", ".sqlite3"):
         return SQLite(path)
-    raise ValueError(f"{path} does not say what it is; name it .db for a run store or .jsonl for JSON lines.")
+    raise ValueError(f"{path} has no known ending. Name it .db for a run store or .jsonl for JSON lines.")

@@ -364,7 +364,9 @@ class SQLite(Sink):
             ValueError: `detail` is less than one.
         """
         if detail is not None and detail < 1:
-            raise ValueError(f"detail counts steps and is at least 1, or None for all; got {detail}.")
+            raise ValueError(
+                f"Expected detail of at least 1 or None, got {detail}. Pass a number of steps, or None to keep all."
+            )
         self.path, self._detail = Path(path), detail
         self._late: StepRecord | None = None
         self._db: sqlite3.Connection | None = None

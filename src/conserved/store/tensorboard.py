@@ -26,7 +26,9 @@ class TensorBoard(Sink):
 
     def __init__(self, folder: str | Path | None = None, *, writer: Any = None, laws: bool = False) -> None:
         if (folder is None) == (writer is None):
-            raise ValueError("Give either a folder for new event files or the writer of a run.")
+            raise ValueError(
+                "Expected either a folder for new event files or the writer of a run. Pass exactly one of them."
+            )
         if writer is None:
             require("tensorboard", "The TensorBoard sink")
         self._folder, self._laws = folder, laws

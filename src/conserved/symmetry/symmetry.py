@@ -377,7 +377,7 @@ class Symmetry:
             raise ValueError(f"Unknown kind {code!r}; expected one of {', '.join(KINDS)}.")
         epsilon = real(data["epsilon"])
         if epsilon < 0:
-            raise ValueError(f"ε of a norm is not negative; got {epsilon}.")
+            raise ValueError(f"Expected ε of at least 0, got {epsilon}.")
         return Symmetry(
             block=text(data["block"]),
             family=text(data["family"]),

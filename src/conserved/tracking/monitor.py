@@ -370,7 +370,7 @@ class Monitor(RunResults):
             RuntimeError: the monitor has its laws already.
         """
         if self._first is None:
-            raise RuntimeError("This monitor has its laws already.")
+            raise RuntimeError("Expected a monitor without laws, got one that has them. Call watch() once.")
         first, self._first = self._first, None
         self._compiled = self._compiled or first.listens_elsewhere
         first.close()

@@ -75,7 +75,7 @@ def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
             if parameter is None or id(parameter) not in held:
                 parameter = own.get(name, parameter)
             if parameter is None:
-                raise ValueError(f"{symmetry.name} speaks of {name}, which the model does not have.")
+                raise ValueError(f"{symmetry.name} refers to parameter {name}, which is not in the model.")
             theta[name] = parameter
     return theta
 

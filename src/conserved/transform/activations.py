@@ -159,7 +159,7 @@ class _Watch(TorchDispatchMode):
 def channel_sizes(model: nn.Module, batches: Iterable[ModelInput]) -> ChannelSizes:
     """Run a model, as it is and without gradients, and measure what every weight is multiplied with."""
     if isinstance(batches, Tensor | Mapping):
-        raise ValueError("batches is a list of batches; to measure on one batch, put it in a list.")
+        raise ValueError("Expected a list of batches, got a single one. Put it in a list.")
     parameters = dict(model.named_parameters())
     sharded = next((name for name, parameter in parameters.items() if hasattr(parameter, "full_tensor")), None)
     if sharded is not None:
@@ -174,7 +174,7 @@ def channel_sizes(model: nn.Module, batches: Iterable[ModelInput]) -> ChannelSiz
             with watch:
                 call_with(model, batch)
     if empty:
-        raise ValueError("There are no batches to measure activations on.")
+        raise ValueError("Expected at least one batch, got none. Pass batches to measure activations on.")
     return watch.sizes()
 
 
@@ -200,7 +200,7 @@ def activation_sizes(model: nn.Module, batches: Iterable[ModelInput], *, statist
 def check_statistic(statistic: str) -> None:
     """Refuse names of statistics that there are not."""
     if statistic not in STATISTICS:
-        raise ValueError(f'statistic is "max" or "mean"; got {statistic!r}.')
+        raise ValueError(f'Expected statistic to be "max" or "mean", got {statistic!r}.')
 
 
 def as_call(batch: ModelInput) -> Call:

@@ -118,7 +118,7 @@ def find_gauge(
     rotations: list[Symmetry] = []
     if laws is None:
         if not isinstance(target, nn.Module):
-            raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=symmetries_of(model).")
+            raise ValueError("Expected laws for a dictionary of weights, got none. Pass laws=symmetries_of(model).")
         laws = symmetries_of(target, *args, **kwargs)
         if exchanges is None:
             exchanges = equal_units(target, *args, laws=laws, **kwargs)
@@ -232,7 +232,7 @@ def fingerprint(
     """
     if laws is None:
         if not isinstance(target, nn.Module):
-            raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=symmetries_of(model).")
+            raise ValueError("Expected laws for a dictionary of weights, got none. Pass laws=symmetries_of(model).")
         laws = symmetries_of(target, *args, **kwargs)
         exchanges = coupled_spaces(target, *args, **kwargs) if exchanges is None else exchanges
     gauge = find_gauge({}, (), {}, laws, exchanges)

@@ -42,7 +42,9 @@ def validate_element(symmetry: Symmetry, element: Tensor) -> Tensor:
     try:
         element = torch.as_tensor(element).detach()
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise UnmovableError(f"The element for {symmetry.name} is no tensor of numbers: {problem}.") from problem
+        raise UnmovableError(
+            f"Expected the element for {symmetry.name} to be a tensor of numbers: {problem}."
+        ) from problem
     if element.shape != identity.shape:
         raise UnmovableError(
             f"{symmetry.name} is {kind.group(n, m)}: its elements have shape {tuple(identity.shape)}; "

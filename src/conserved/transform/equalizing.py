@@ -157,7 +157,7 @@ def _symmetries(target: Any, laws: Any, args: tuple[Any, ...], kwargs: dict[str,
     if laws is not None:
         return list(laws.symmetries if isinstance(laws, LawSet) else laws)
     if not isinstance(target, nn.Module):
-        raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=conserved.recognize(…).")
+        raise ValueError("Expected laws for a dictionary of weights, got none. Pass laws=conserved.recognize(…).")
     return list(symmetries_of(target, *args, **kwargs).symmetries)
 
 

@@ -139,7 +139,7 @@ def check_smoothing(alpha: int | float, statistic: str, spaces: str, rounded: st
     if rounded not in ROUNDED:
         raise ValueError(f"rounded is one of {', '.join(ROUNDED)}; got {rounded!r}.")
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha lies between 0 (weights decide) and 1 (activations decide); got {alpha}.")
+        raise ValueError(f"Expected alpha between 0 (weights decide) and 1 (activations decide), got {alpha}.")
 
 
 def _has_channels(symmetry: Symmetry, reading: Sequence[Leg]) -> bool:

@@ -53,7 +53,9 @@ class EqualizeEvery:
         **kwargs: Any,
     ) -> None:
         if every < 0:
-            raise ValueError(f"every is a number of steps, or 0 for the start alone; got {every}.")
+            raise ValueError(
+                f"Expected every of at least 0, got {every}. Pass a number of steps, or 0 for the start alone."
+            )
         if laws is None:
             from conserved.inference import recognize
 

@@ -158,7 +158,9 @@ def function_of(
         seed: of the random numbers the function itself may draw.
     """
     if not callable(fn):
-        raise UncheckableError(f"A function is needed, and {type(fn).__name__} cannot be called.")
+        raise UncheckableError(
+            f"Expected a function, got {type(fn).__name__}, which cannot be called. Pass a callable on tensors."
+        )
     own = _autograd_function(fn)
     title = getattr(own or fn, "__name__", None) or type(fn).__name__
     slots = _slots(fn, tensors, keywords)
