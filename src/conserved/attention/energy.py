@@ -85,11 +85,6 @@ class EnergyField:
         return _participation(self.column_energies, self._nothing) / self.keys
 
     @property
-    def row_participation(self) -> Float[Tensor, "*heads"]:
-        """1/(L Σ p²) for the shares p of the rows in the energy, with L the number of queries."""
-        return _participation(self.row_energies, self._nothing) / self.row_energies.shape[-1]
-
-    @property
     def coherence(self) -> Float[Tensor, "*heads"]:
         """(L/r) max leverage of the centred keys, between 1 (even) and L/r (one key is a direction of its own)."""
         spread = self.keys / self.key_rank * self.leverages.amax(-1)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from conserved.auditing.sensitivity import STATED, Sensitivity
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
-from conserved.laws.coverage import constrained_directions
+from conserved.laws.coverage import constrained_directions, seen_entries
 from conserved.plain_data import record_of
 from conserved.symmetry import Symmetry, View
 
@@ -142,29 +140,10 @@ def _free(chosen: list[Symmetry], trained: Mapping[str, Tensor], seen: Sensitivi
             size = 0.0 if seen is None else seen.legs.get((symmetry.name, leg.view.parameter), 0.0)
             if leg.view.parameter in trained and size <= STATED:
                 views[leg.view.parameter].add(leg.view)
-    return {name: _unseen(frozenset(views[name]), tuple(parameter.shape)) for name, parameter in trained.items()}
-
-
-@lru_cache(maxsize=1 << 14)
-def _unseen(views: frozenset[View], shape: tuple[int, ...]) -> int:
-    """Return how many entries of a parameter none of the views sees.
-
-    A mask of all entries is made, once: every audit of a run asks the same, and a mask of 10⁸ entries takes as long as
-    the audit itself.
-    """
-    total = prod(shape)
-    if not views or any(view.n * view.m >= total for view in views):
-        return 0 if views else total
-    seen = torch.zeros(shape, dtype=torch.bool)
-    for view in views:
-        part = view.face(seen)
-        if view.rows is None:
-            part.fill_(True)
-        else:
-            flags = torch.zeros(view.faced, dtype=torch.bool)
-            flags[list(view.rows)] = True
-            part |= flags.reshape(part.shape[: len(view.axes)] + (1,) * (part.ndim - len(view.axes)))
-    return total - int(seen.sum())
+    return {
+        name: parameter.numel() - seen_entries(frozenset(views[name]), tuple(parameter.shape))
+        for name, parameter in trained.items()
+    }
 
 
 def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:

@@ -33,6 +33,7 @@ from conserved.inference.symmetries import Assembly
 from conserved.inference.typing import Typing, type_program
 from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
+from conserved.laws.renaming import wrapped_module
 from conserved.layout import named_parameters_of
 from conserved.layout.deepspeed import is_partitioned
 from conserved.symmetry import Symmetry
@@ -328,25 +329,13 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
     names.
     """
     prefix = ""
-    while True:
-        for name in ("_orig_mod", "module"):
-            inner = getattr(model, name, None)
-            if (
-                isinstance(inner, nn.Module)
-                and len(list(model.children())) == 1
-                and not list(model.parameters(recurse=False))
-            ) and (
-                name == "_orig_mod"
-                or type(model).__name__
-                in (
-                    "DistributedDataParallel",
-                    "DataParallel",
-                )
-            ):
-                model, prefix = inner, f"{prefix}{name}."
-                break
-        else:
-            return model, prefix
+    while (wrapped := wrapped_module(model)) is not None:
+        name, inner = wrapped
+        only_calls = name == "_orig_mod" or type(model).__name__ in ("DistributedDataParallel", "DataParallel")
+        if not only_calls or list(model.parameters(recurse=False)):
+            break
+        model, prefix = inner, f"{prefix}{name}."
+    return model, prefix
 
 
 def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> tuple[CapturedProgram, Inputs]:

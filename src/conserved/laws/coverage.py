@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -45,7 +47,7 @@ class Coverage(float):
         for symmetry in symmetries:
             for leg in symmetry.legs:
                 legs[leg.view.parameter].add(leg.view.squeezed())
-        spanned = {name: _entries(legs[name], size) if name in legs else 0 for name, size in trained.items()}
+        spanned = {name: _entries(legs[name], tuple(parameters[name].shape)) if name in legs else 0 for name in trained}
         total = sum(trained.values())
         result = Coverage(sum(spanned.values()) / total if total else 0.0)
         result.spanned, result.trained = spanned, trained
@@ -98,12 +100,36 @@ def constrained_directions(symmetries: Iterable[Symmetry], spanned: Mapping[str,
     return {name: min(rank, spanned[name]) for name, rank in ranks.items()}
 
 
-def _entries(views: Iterable[View], size: int) -> int:
-    """Return how many entries of a parameter are in one of the views."""
-    counts = [view.n * view.m for view in views]
-    if max(counts) >= size or size > LARGEST or len(counts) == 1:
-        return min(size, sum(counts))
-    mask = torch.zeros(size, dtype=torch.bool)
+def _entries(views: Collection[View], shape: tuple[int, ...]) -> int:
+    """Return how many entries of a parameter are in one of the views; overlaps count twice in large parameters."""
+    total = prod(shape)
+    return seen_entries(frozenset(views), shape) if total <= LARGEST else min(total, sum(v.n * v.m for v in views))
+
+
+@lru_cache(maxsize=1 << 14)
+def seen_entries(views: frozenset[View], shape: tuple[int, ...]) -> int:
+    """Return how many entries of a parameter of this shape some view sees.
+
+    A mask of all entries is made, once: every audit of a run asks the same, and a mask of 10⁸ entries takes as long as
+    the audit itself.
+
+    Args:
+        views: views of the parameter.
+        shape: its shape.
+
+    Returns:
+        The number of entries in the union of the views.
+    """
+    total = prod(shape)
+    if not views or any(view.n * view.m >= total for view in views):
+        return total if views else 0
+    seen = torch.zeros(shape, dtype=torch.bool)
     for view in views:
-        mask[view.matrix(torch.arange(size).reshape(view.shape)).reshape(-1)] = True
-    return int(mask.sum())
+        part = view.face(seen)
+        if view.rows is None:
+            part.fill_(True)
+        else:
+            flags = torch.zeros(view.faced, dtype=torch.bool)
+            flags[list(view.rows)] = True
+            part |= flags.reshape(part.shape[: len(view.axes)] + (1,) * (part.ndim - len(view.axes)))
+    return int(seen.sum())

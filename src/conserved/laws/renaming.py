@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from conserved.laws.law_set import Dropped, LawSet
 from conserved.symmetry import Symmetry
@@ -17,6 +17,12 @@ WRAPPERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoin
 def plain_name(name: str) -> str:
     """Return the name of a parameter without the names of wrappers in it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def wrapped_module(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """Return the only child of a compiling or data-parallel wrapper with its name; None for any other module."""
+    children = list(model.named_children())
+    return children[0] if len(children) == 1 and children[0][0] in ("_orig_mod", "module") else None
 
 
 def rename(laws: LawSet, name_of: Callable[[str], str], *, block: str = "") -> LawSet:

@@ -35,10 +35,6 @@ class ParameterLayout:
     own: tuple[RankGroup, ...] = ()
     """Groups whose processes hold other parameters by this name: experts."""
 
-    def cut_over(self, group: RankGroup) -> bool:
-        """Return whether the processes of a group hold different parts: slices, or experts of their own."""
-        return any(cut.group == group for cut in self.cuts) or group in self.own
-
     def text(self) -> str:
         """Return the layout in words."""
         parts = [f"axis {cut.axis} cut over the {cut.group}" for cut in self.cuts]

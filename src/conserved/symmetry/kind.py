@@ -240,9 +240,7 @@ class Kind(ABC):
             ValueError: a degree has no action, or the rows do not divide into units (pairs, for complex numbers).
         """
         if any(degree == 0 for degree in degrees):
-            raise ValueError(
-                "Expected degrees other than 0, got a leg of degree 0, which does not move. Leave it out of the symmetry."
-            )
+            raise ValueError("Expected degrees other than 0, got a leg of degree 0, which does not move. Leave it out.")
         if not self.weighted and any(abs(degree) != 1 for degree in degrees):
             raise ValueError(f"{self.title} acts with degrees +1 and −1 only; got {degrees}. Use Scaling for others.")
         unit = getattr(self.products, "unit", 1)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from conserved._torch_compat import has_step_hooks
 from conserved.errors import ConservedError
 from conserved.laws import Dropped, LawSet
+from conserved.laws.renaming import wrapped_module
 from conserved.layout import named_parameters_of
 from conserved.symmetry import Symmetry
 
@@ -82,12 +83,9 @@ def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers that keep its parameters: data parallel, compiled, averaged."""
-    while True:
-        children = dict(model.named_children())
-        inner = children.get("_orig_mod") or children.get("module")
-        if inner is None or len(children) != 1:
-            return model
-        model = inner
+    while (wrapped := wrapped_module(model)) is not None:
+        _, model = wrapped
+    return model
 
 
 def optimizers_of(given: Any) -> list[Optimizer]:
