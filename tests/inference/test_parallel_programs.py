@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from conserved import recognize
+from conserved.inference.collectives import UnfollowedCollectiveError
 from conserved.inference.local_laws import laws_of_one_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -92,6 +94,43 @@ def exchanged_and_returned(x: Tensor) -> Tensor:
     return functional.all_to_all_single(there, None, None, everybody())
 
 
+def from_neighbour(x: Tensor) -> Tensor:
+    """Context parallelism in a ring: every process goes on with what its neighbour has."""
+    out = torch.empty_like(x)
+    messages = [dist.P2POp(dist.irecv, out, 1), dist.P2POp(dist.isend, x.contiguous(), 1)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return out
+
+
+class Neighbour(torch.autograd.Function):
+    """What the neighbour has; gradients go back to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return from_neighbour(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return from_neighbour(gradients[0])
+
+
+class ListedExchange(torch.autograd.Function):
+    """Tokens go to other processes as a list of tensors, and come back summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(part) for part in x.chunk(WORLD)]
+        dist.all_to_all(parts, [*x.chunk(WORLD)])
+        out = torch.empty_like(parts[0])
+        dist.reduce_scatter(out, parts)
+        return torch.cat([out] * WORLD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
 class Gated(nn.Module):
     """A gated feed-forward layer of which a process holds a part of the hidden units."""
 
@@ -121,14 +160,55 @@ def network(before: Any = whole, after: Any = whole) -> Any:
         (whole, functional_sum),
         (whole, scattered_and_gathered),
         (exchanged_and_returned, functional_sum),
+        (Neighbour.apply, functional_sum),
+        (ListedExchange.apply, functional_sum),
     ],
-    ids=["autograd functions", "functional", "sequence parallel", "exchange"],
+    ids=["autograd functions", "functional", "sequence parallel", "exchange", "ring", "lists"],
 )
 def test_collectives_keep_the_laws_of_the_whole_program(two: None, before: Any, after: Any) -> None:
     x = torch.randn(6, WIDTH)
     laws = recognize(network(before, after), x)
     assert laws.names == recognize(network(), x).names
     assert not laws.unknown
+
+
+class SendsOnly(nn.Module):
+    """A stage of a pipeline that sends its result within its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.inner(x)
+        dist.send(out.detach(), 1)
+        return out
+
+
+def test_a_program_that_only_sends_is_not_followed(two: None) -> None:
+    with pytest.raises(UnfollowedCollectiveError, match="gets none from"):
+        recognize(SendsOnly(), torch.randn(6, WIDTH))
+
+
+class DistributedByHand(nn.Module):
+    """Its parameter is a DTensor, and its forward computes with DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mesh = init_device_mesh("cpu", (WORLD,))
+        self.weight = nn.Parameter(distribute_tensor(torch.randn(4, WIDTH), self.mesh, [Shard(0)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
+        return (whole @ self.weight.T).to_local()
+
+
+def test_parameters_that_a_loop_distributed_stay_as_they_are(two: None) -> None:
+    model = DistributedByHand()
+    before = model.weight
+    with pytest.raises(RuntimeError, match="DTensor"):
+        recognize(model, torch.randn(6, WIDTH))
+    assert model.weight is before
 
 
 class Mixed(nn.Module):

@@ -37,7 +37,7 @@ from conserved._torch_compat import (
     without_mkldnn,
 )
 from conserved.inference.caught_errors import RAISES_BY_VALUES, is_error_caught
-from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
+from conserved.inference.collectives import COLLECTIVES, WAITS, Messages, group_size, is_collective
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_accumulator_hooks, has_node_hooks
 from conserved.inference.hidden_inputs import HiddenInputs
@@ -222,6 +222,7 @@ class Recorder(TorchDispatchMode):
         self._numbers: Any = WeakTensorKeyDictionary()
         self._storages: dict[int, _Storage] = {}
         self._keep: list[Any] = []
+        self._messages = Messages()
         self._made: dict[ValueRef, Tensor] = {}
         self._taken: dict[int, Tensor] = {}
         """Buffers that were read, by the number of the value."""
@@ -275,7 +276,7 @@ class Recorder(TorchDispatchMode):
         if (other := self.stand_ins.get(name.rsplit(".", 1)[0])) is not None:
             with self:
                 return other(*args, **kwargs)
-        if (stem := name.rsplit(".", 1)[0]) in COLLECTIVES or stem in WAITS:
+        if is_collective(stem := name.rsplit(".", 1)[0]):
             return self._follow_collective(stem, func, args, kwargs)
         applies, parts = DECOMPOSED.get(name.partition(".")[0], (None, None))
         if applies is not None and parts is not None and applies(*args, **kwargs):
@@ -334,13 +335,18 @@ class Recorder(TorchDispatchMode):
             self.program.communicates |= size > 1
             self.custom.append(self.custom[-1] if self.custom else name)
             try:
-                return COLLECTIVES[name](size, self._exchange if size > 1 else _copy_over, *args, **kwargs)
+                note = self._exchange if size > 1 else _copy_over
+                if name not in COLLECTIVES:
+                    return self._messages.follow(name, note, args)
+                return COLLECTIVES[name](size, note, *args, **kwargs)
             finally:
                 self.custom.pop()
 
     def _exchange(self, name: str, source: Tensor, target: Tensor) -> None:
-        """Record that entries of the first axis of one tensor are dealt out into another."""
-        if target.numel() and source.shape[0]:
+        """Record that entries of one tensor are dealt out into another, or replaced by those of another process."""
+        if source.shape == target.shape:
+            target.copy_(source)
+        elif target.numel() and source.shape[0]:
             # Some values of the right kind: programs read counts of tokens out of what they exchange.
             rows = torch.arange(target.shape[0], device=source.device) % source.shape[0]
             target.copy_(source[rows].view(target.shape))
@@ -357,6 +363,10 @@ class Recorder(TorchDispatchMode):
         operation.results.append(value)
         self.program.operations.append(operation)
         self._write(target, value, operation)
+
+    def confirm_messages(self) -> None:
+        """Check that every message of the program was answered by one."""
+        self._messages.confirm_matched()
 
     def made_elsewhere(self, name: str, given: Any, out: Any, before: int) -> None:
         """Note results of an autograd function that no recorded operation made from its inputs: code of its own did."""
@@ -832,6 +842,7 @@ def capture(
         hidden,
     ):
         result = run()
+    recorder.confirm_messages()
     recorder.forget_state(changed)
     outputs = loss_outputs(result)
     if hidden.names and not recorder.program.communicates:

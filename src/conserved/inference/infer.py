@@ -274,7 +274,8 @@ def _module(
             "gradients and run `conserved audit --gradients`"
         )
     inner, prefix = unwrap(model)
-    if runs_on_several(inner):
+    if runs_on_several(inner) or any(map(is_sharded, parameters.values())):
+        # Also where a loop distributes parameters by itself: what is followed is given tensors of its own.
         inner = single_process_copy(inner)
     try:
         program, inputs = _call(inner, prefix, parameters, args, kwargs)

@@ -191,6 +191,18 @@ def _deal_out(s: Step) -> Known:
     return replace(type_, shifts=shifts, images=images, strands=())
 
 
+@rule("conserved::from_peer")
+def _from_peer(s: Step) -> Known:
+    """Type what another process has in the place of a tensor: the same motions, of other data."""
+    type_ = s.type(s.arg(0))
+    s.engine.zero(Type(strands=type_.strands))
+    images = tuple(
+        replace(image, key=moved_key(image.key, s.operation.name, s.operation.results[0])) if image.varies else image
+        for image in type_.images
+    )
+    return replace(type_, images=images, strands=())
+
+
 @rule("flip")
 def _flip(s: Step) -> Known:
     x = s.arg(0)
