@@ -76,13 +76,17 @@ class RankAgreement:
 
     def reduce(self, topic: str, value: int, by: Callable[[Sequence[int]], int]) -> int:
         """Return a number that all processes agree on: `by` of the numbers of all of them."""
+        return int(self.combine(topic, str(value), lambda texts: str(by([*map(int, texts)]))))
+
+    def combine(self, topic: str, text: str, by: Callable[[Sequence[str]], str]) -> str:
+        """Return a text that all processes agree on: `by` of the texts of all of them, as the first computes it."""
         key = f"{self._prefix}/{self._count}/value"
-        self._store.set(f"{key}/{self.rank}", str(value))
+        self._store.set(f"{key}/{self.rank}", text)
         self.confirm(topic)
         if self.rank == self.ranks[0]:
-            self._store.set(key, str(by([int(self._store.get(f"{key}/{rank}")) for rank in self.ranks])))
+            self._store.set(key, by([self._store.get(f"{key}/{rank}").decode() for rank in self.ranks]))
         self._store.wait([key], timedelta(seconds=WAIT))
-        return int(self._store.get(key))
+        return str(self._store.get(key).decode())
 
     def withdraw(self) -> None:
         """Take part in nothing any more; the other processes stop waiting."""

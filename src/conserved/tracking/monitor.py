@@ -41,7 +41,7 @@ from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
-from conserved.tracking.process_laws import SPREAD, laws_of_process
+from conserved.tracking.process_laws import SPREAD, laws_of_process, shared_laws
 from conserved.tracking.run_audits import (
     AUDIT,
     Audits,
@@ -284,7 +284,7 @@ class Monitor(RunResults):
         self._signature = signature(self.model)
         self._steps.remember_weights()
         try:
-            self._agree_with_ranks()
+            found = self._agree_with_ranks(found)
             self._bind_laws(found)
         except NotTogetherError as reason:
             for stage in (LAWS, ACCOUNT, AUDIT):
@@ -292,14 +292,15 @@ class Monitor(RunResults):
         else:
             self._boundary.attempt(AUDIT, self._begin_audits, found)
 
-    def _agree_with_ranks(self) -> None:
-        """Make sure that all processes that hold pieces of the parameters are about to take the reference."""
+    def _agree_with_ranks(self, found: LawSet) -> LawSet:
+        """Return the laws that all processes with these parameters have read, about to take the reference together."""
         ranks = layout_with(parts_of(self.model), self._config.layout).joint_ranks if _several_processes() else ()
         if self._agreement is None and len(ranks) > 1 and self._announced is not None:
             self._agreement = RankAgreement(ranks, "laws", self._announced)
-        if self._agreement is not None:
-            # Stages of a pipeline have other laws; processes that should have the same compare them before they sum.
-            self._agreement.confirm("reference of laws")
+        if self._agreement is None:
+            return found
+        self._agreement.confirm("reference of laws")
+        return shared_laws(found, self._agreement)
 
     def _together(self) -> AbstractContextManager[None]:
         """Return a context in which all processes confirm a computation over processes before it runs."""
