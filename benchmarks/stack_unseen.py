@@ -15,9 +15,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
-from stack_configurations import Training, adamw, shard
-from stack_hand_written import DEFECTS, reduce_gradients, register
-from stack_models import Decoder, DecoderConfig, make_decoder, make_tokens, token_loss
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
@@ -27,6 +24,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+from stack_configurations import Training, adamw, shard
+from stack_hand_written import DEFECTS, reduce_gradients, register
+from stack_models import Decoder, DecoderConfig, make_decoder, make_tokens, token_loss
 
 WIDTH, HEADS, HIDDEN, WORDS, LENGTH = 24, 4, 40, 40, 12
 

@@ -8,9 +8,9 @@ a replicated parameter is one leg, a parameter in pieces is a leg on each proces
 An exchange that deals out parts of an axis (all_to_all, reduce_scatter) gives every process other entries. It is
 followed where these entries are not told apart by any law, as tokens are not, and fixes its input otherwise.
 
-A message to one process is matched with one that is received: in a ring every process gets what its neighbour has in the
-place of its own. Where processes only send or only receive, as stages of a pipeline do, one process does not show the
-program, and it is not followed. No collective is ever made while a program is followed: others may be somewhere else.
+A message to one process is matched with one that is received: in a ring every process gets what its neighbour has in
+the place of its own. Where processes only send or only receive, as stages of a pipeline do, one process does not show
+the program, and it is not followed. Following makes no collective: other processes may be somewhere else.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Messages:
         """
         if self._sent or self._awaited:
             raise UnfollowedCollectiveError(
-                "The model sends tensors to processes that it gets none from; pass laws= of the same model in one process."
+                "The model sends tensors to processes that it gets none from. Pass laws= of the model in one process."
             )
 
 
