@@ -3,7 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from conserved import on_demand
 from conserved.version import __version__
 
 if TYPE_CHECKING:
@@ -117,6 +116,3 @@ if not TYPE_CHECKING:  # A type checker would take any name for known.
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-on_demand.provide("moment maps", "conserved.moment:Plan")

@@ -1,4 +1,4 @@
-"""Load names on first use: those of a package, and implementations that a layer registers for lower ones."""
+"""Load the names of a package on first use."""
 
 from __future__ import annotations
 
@@ -7,21 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_PROVIDED: dict[str, str] = {}
 
-
-def provide(service: str, home: str) -> None:
-    """Register the object that implements a service, as "module:name"; the module is loaded on first use."""
-    _PROVIDED[service] = home
-
-
-def provided(service: str) -> Any:
-    """Return the object registered for a service, for a layer that may not import its implementation."""
-    module, _, name = _PROVIDED[service].partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def loaded_on_demand(package: str, parts: Mapping[str, str]) -> Callable[[str], Any]:
+def load_on_demand(package: str, parts: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package.
 
     Args:

@@ -595,7 +595,7 @@ def test_what_is_kept_of_a_model_is_not_used_once_it_has_changed(change: str, gi
             assert audit(model, laws if given else None).ok
         CHANGES[change](model)
         result = audit(model, laws if given else None)
-        kept = live.kept_with(model)
+        kept = live.cached_laws_of(model)
         kept.walk = kept.audited = None
         afresh = audit(model, replace(laws) if given else None)
     assert result.record() == afresh.record()

@@ -33,7 +33,7 @@ class Heard:
     def __init__(self) -> None:
         self.calls: list[NormCall] = []
 
-    def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
+    def note_call(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
         """Keep it."""
         self.calls.append(norm)
 

@@ -17,7 +17,7 @@ from conserved.cli import main
 from conserved.demo import Demo, OccupiedError, Settings, chapters
 from conserved.demo import run as run_demo
 from conserved.demo.chapters import CLEAN, MODEL, PLANTED, WATCHED
-from conserved.demo.found import found_lines
+from conserved.demo.findings import finding_lines
 from conserved.demo.running import CHAPTERS
 from conserved.demo.training import BATCH, LENGTH, DemoTask, load
 from conserved.report.contents import read
@@ -67,14 +67,14 @@ class TestDemonstration:
         copied = tmp_path / "store.db"
         copied.write_bytes(demo.store.read_bytes())
         with RunStore(copied) as store:
-            assert tuple(found_lines(store)) == demo.found
+            assert tuple(finding_lines(store)) == demo.found
             laws, planted = store.documents("laws")[MODEL], store.documents("audit")[PLANTED]
             theorem = store.documents("claim")[chapters.THEOREM]
         store_document(copied, "laws", MODEL, laws | {"parameters": 7})
         store_document(copied, "audit", PLANTED, planted | {"rows": [row | {"ok": True} for row in planted["rows"]]})
         store_document(copied, "claim", chapters.THEOREM, theorem | {"status": "verified"})
         with RunStore(copied) as store:
-            changed = found_lines(store)
+            changed = finding_lines(store)
         assert "(7 parameters)" in changed[0]
         assert changed[1].endswith("was missed.")
         assert "holds" in changed[3]

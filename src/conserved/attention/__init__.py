@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from conserved.on_demand import loaded_on_demand
+from conserved.on_demand import load_on_demand
 
 if TYPE_CHECKING:
     from conserved.attention.centered_attention import CenteredAttention, centered
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
     from conserved.attention.transformers_attention import register_with_transformers
 else:
-    __getattr__ = loaded_on_demand(
+    __getattr__ = load_on_demand(
         __name__,
         {
             "centered_attention": "CenteredAttention centered",

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from conserved.on_demand import loaded_on_demand
+from conserved.on_demand import load_on_demand
 
 if TYPE_CHECKING:
     from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserveError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conserved.auditing.replica_agreement import Replicas, check_replicas
     from conserved.auditing.softmax_gauge import Gauge, gauge
 else:
-    __getattr__ = loaded_on_demand(
+    __getattr__ = load_on_demand(
         __name__,
         {
             "audit_hook": "AuditHook GradientsDoNotConserveError",

@@ -19,7 +19,7 @@ from conserved.auditing.epsilon_terms import RightHandSide
 from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.noise import suspicious
 from conserved.auditing.softmax_gauge import Gauge
-from conserved.inference.live import ModelParts, kept_with, parameters_of
+from conserved.inference.live import ModelParts, cached_laws_of, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
@@ -91,7 +91,7 @@ class BackwardPass:
         """Read the parameters, gradients and laws of a backward pass that a model with these parts has just run."""
         lawful, gone, trained = _lawful(parts, parameters_of(parts), laws)
         gradients: dict[str, Any] = dict(zip(trained, map(gradient_of, trained.values()), strict=True))
-        wrapper = kept_with(parts.model).wrapper
+        wrapper = cached_laws_of(parts.model).wrapper
         scattered, moved = reduced_gradients(parts.model if wrapper is None else wrapper(), trained)
         gradients |= scattered
         absent: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class BackwardPass:
 
 def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLayout:
     """Return where the pieces of a model's parameters are; read once, as long as the model stays the same."""
-    state = kept_with(parts.model)
+    state = cached_laws_of(parts.model)
     known: tuple[Hashable, Any, ModelLayout, Any] | None = state.layout
     if known is not None and known[0] == (parts.state, tuple(state.held)) and (given is None or given is known[1]):
         return known[2]
@@ -145,12 +145,12 @@ def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLay
 def _assembly(parts: ModelParts, laws: LawSet, given: GivenLayout | None) -> tuple[LawAssembly, LawSet]:
     """Return how laws are put together over processes, and the laws as they are evaluated then."""
     layout = layout_with(parts, given)
-    state, by_hand, _, known = kept_with(parts.model).layout
+    state, by_hand, _, known = cached_laws_of(parts.model).layout
     if known is not None and known[0] is laws:
         return known[1], known[2]
     assembly = LawAssembly.of(layout, laws.symmetries)
     evaluated = replace(laws, symmetries=assembly.symmetries) if assembly.sums else laws
-    kept_with(parts.model).layout = (state, by_hand, layout, (laws, assembly, evaluated))
+    cached_laws_of(parts.model).layout = (state, by_hand, layout, (laws, assembly, evaluated))
     return assembly, evaluated
 
 
@@ -175,7 +175,7 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     """
     # A wrapper may make other parameters than its modules have.
     own = parts.state if theta is parts.named else ((*theta,), (*map(id, theta.values()),), parts.state)
-    retained = kept_with(parts.model)
+    retained = cached_laws_of(parts.model)
     state = own, _addresses(theta.values()), retained.shared
     known: tuple[Hashable, LawSet, _Lawful] | None = retained.audited
     if known is not None and known[1] is laws and known[0] == state:

@@ -329,7 +329,7 @@ class _Listener:
     follow: Callable[[str, Tensor, Tensor, NormCall], None]
     running: list[str]
 
-    def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
+    def note_call(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
         """Handle a norm called by the module that is running."""
         self.follow(self.running[-1] if self.running else "", x, out, norm)
 

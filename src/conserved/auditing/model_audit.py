@@ -165,7 +165,7 @@ def audit(
             made=backward.assembly.sums,
         )
         wait = wait or gauge is not None or replay is not None or bool(pending.meshes) or bool(pending.groups)
-        judge = partial(_judged, backward if wait else replace(backward, gradients=None), pending)
+        judge = partial(_judge, backward if wait else replace(backward, gradients=None), pending)
         judge = partial(judge, replay=replay, former=known or {}, sized=sized and wait, reference=reference)
         judge = partial(judge, peaks=peaks)
         result = Audit(
@@ -178,7 +178,7 @@ def audit(
 
 
 @torch.no_grad()
-def _judged(
+def _judge(
     backward: BackwardPass,
     pending: PendingBalance,
     *,
@@ -342,7 +342,7 @@ class _Case:
         """
         left = self.left
         measured = [place for place in self.broken if not self.symmetries[place].exact and not left.nearly[place]]
-        known = {place: former[self.names[place]] for place in measured if self._decided(place, former)}
+        known = {place: former[self.names[place]] for place in measured if self._is_decided(place, former)}
         places = [place for place in self.doubtful if left.nearly[place] and self.tested[place]]
         places += [place for place in measured if place not in known]
         if places:
@@ -425,7 +425,7 @@ class _Case:
     def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
         """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
         exact = [place for place in self.broken if self.symmetries[place].exact]
-        self.diagnoses |= {place: former[self.names[place]] for place in exact if self._decided(place, former)}
+        self.diagnoses |= {place: former[self.names[place]] for place in exact if self._is_decided(place, former)}
         places = [place for place in exact if place not in self.diagnoses]
         if places:
             self._diagnose(places, replay, used, accumulated, former)
@@ -436,7 +436,7 @@ class _Case:
         excused = (Origin.PRECISION, Origin.DESIGN)
         self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin in excused])
 
-    def _decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
+    def _is_decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
         """Whether an earlier replay has decided this residual too: a defect that stays, or noise of the same size."""
         known = former.get(self.names[place])
         if known is None or known.origin in (Origin.UNKNOWN, Origin.TRANSIENT):
@@ -633,7 +633,7 @@ def _sensitivity(case: _Case, used: torch.dtype, *, replayed: bool) -> Sensitivi
     return sensitivity(case.symmetries, case.held, limits, case.left.balance.scales, terms)
 
 
-def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
+def _zero_by_law(symmetries: Sequence[Symmetry]) -> set[str]:
     """Return the parameters whose whole gradient is zero by some law, so that none need be stored."""
     return {
         leg.view.parameter
@@ -649,7 +649,7 @@ def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...])
     odd = np.flatnonzero(~np.isfinite(balance.norms) | (balance.norms == 0)).tolist()
     if not odd and not absent:
         return []
-    excused = _excused(backward.laws.symmetries)
+    excused = _zero_by_law(backward.laws.symmetries)
     there = [(balance.names[place], balance.norms[place]) for place in odd if balance.names[place] not in absent]
     needed = [n for n in backward.absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
     found = [GradientFinding(parameter=name, trouble="missing") for name in needed]

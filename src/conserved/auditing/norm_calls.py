@@ -62,7 +62,7 @@ class NormCall:
 class NormListener(Protocol):
     """A listener to which the norm functions of torch report their calls."""
 
-    def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
+    def note_call(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
         """Handle a call of a norm, in whatever model."""
         ...
 
@@ -84,7 +84,7 @@ def listen_to_norms(listener: NormListener) -> Iterator[None]:
 
 def _tell(x: Tensor, out: Tensor, norm: NormCall) -> Tensor:
     for listener in _LISTENERS.now():
-        listener.hear(x, out, norm)
+        listener.note_call(x, out, norm)
     return out
 
 

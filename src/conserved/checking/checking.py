@@ -196,7 +196,7 @@ def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suit
     """Return identities, relations and gradients of one form, and gradients at inputs of other kinds."""
     function = setting.function
     scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
-    setting = replace(setting, telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names))
+    setting = replace(setting, responsive=tuple(scanner.responds_to(name, Group.SCALING) for name in function.names))
     probed = probe_function(function, unit=setting.noise.unit, seconds=0.4 * _left(setting))
     identities = identity_tests(setting, probed.symmetries)
     identities += block_identity_tests(setting, probed.symmetries)

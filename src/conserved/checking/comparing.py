@@ -63,7 +63,7 @@ def compare(
             gap = replace(gap, limit=gap.limit + _rounding_of(setting, index))
             if gap.worst <= 1 and gap.allowed > _USEFUL:
                 continue
-        yield _judged(setting, name, what, gap, factor=factor, meaning=meaning)
+        yield _judge(setting, name, what, gap, factor=factor, meaning=meaning)
 
 
 def _rounding_of(setting: Setting, index: int) -> Tensor:
@@ -73,7 +73,7 @@ def _rounding_of(setting: Setting, index: int) -> Tensor:
     return NOISE * spread.grads[index] + 2 * spread.decisions[index]
 
 
-def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> GradientTest:
+def _judge(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> GradientTest:
     test = GradientTest(
         gradients=(name,),
         method=Method.RELATION,

@@ -133,7 +133,7 @@ def sums_reordered(setting: Setting) -> Iterator[GradientTest | str]:
     for group in sets:
         for axis in range(min(values[place].ndim for place in group)):
             sizes = {values[place].shape[axis] for place in group}
-            if len(sizes) != 1 or sizes == {1} or setting.late or not all(setting.telling[place] for place in group):
+            if len(sizes) != 1 or sizes == {1} or setting.late or not all(setting.responsive[place] for place in group):
                 continue
             size = sizes.pop()
             names = " and ".join(setting.function.names[place] for place in group)

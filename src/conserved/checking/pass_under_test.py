@@ -15,7 +15,7 @@ from conserved.inference.probing.numerical_function import NumericalFunction, Va
 class Setting:
     """One forward and backward pass of a function, with the noise of both.
 
-    `repeats` says that two forward passes agree bit by bit; `telling`, by input, that outputs show it when that
+    `repeats` says that two forward passes agree bit by bit; `responsive`, by input, that outputs show it when that
     input is changed at random, so that outputs which stay the same say something.
     """
 
@@ -27,7 +27,7 @@ class Setting:
     deadline: float
     seed: int
     repeats: bool = True
-    telling: tuple[bool, ...] = ()
+    responsive: tuple[bool, ...] = ()
     coarsest: float = 0.0
     """The rounding of the form that was given, where this is another, more precise form of it."""
     compiler: str = ""

@@ -26,7 +26,7 @@ SAME = 1e-3
 """Relative difference of two fingerprints, or of aligned weights, that storing in bfloat16 explains."""
 
 
-def checked_folder(folder: Path) -> Path:
+def check_folder(folder: Path) -> Path:
     """Refuse a folder that holds no checkpoint."""
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.")
@@ -35,9 +35,9 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
-def described_model(folder: Path, model: str | None) -> nn.Module:
+def model_of_folder(folder: Path, model: str | None) -> nn.Module:
     """Return the model that a folder describes, without its weights."""
-    return load_model(model or str(checked_folder(folder)), [], weights=False)
+    return load_model(model or str(check_folder(folder)), [], weights=False)
 
 
 @command(WEIGHTS)
@@ -55,7 +55,7 @@ def mappings(
 
     if form not in FORMATS:
         raise UsageError(f"Unknown format {form!r}; expected one of {', '.join(FORMATS)}.{did_you_mean(form, FORMATS)}")
-    described = load_model(model or str(checked_folder(folder)), [], weights=False)
+    described = load_model(model or str(check_folder(folder)), [], weights=False)
     layer_mappings: list[Any] = found_mappings(described)
     incomplete = [] if form == "plain" else [mapping for mapping in layer_mappings if missing_form(mapping)]
     with warnings.catch_warnings():
@@ -107,8 +107,8 @@ def fingerprint(
     from conserved.transform import Checkpoint, coupled_spaces, symmetries_of
     from conserved.transform import fingerprint as taken
 
-    folders = [checked_folder(print_) for print_ in (folder, other) if print_ is not None]
-    described = described_model(folder, model)
+    folders = [check_folder(print_) for print_ in (folder, other) if print_ is not None]
+    described = model_of_folder(folder, model)
     laws, spaces = symmetries_of(described), coupled_spaces(described)
     fingerprints = []
     for path in folders:
@@ -192,7 +192,7 @@ def canonical(folder: Folder, out: NewFolder = None, as_json: AsJson = False) ->
 def _load(folder: Path) -> nn.Module:
     from conserved.integrations.configured_models import load_pretrained
 
-    model, _ = load_pretrained(str(checked_folder(folder)), ())
+    model, _ = load_pretrained(str(check_folder(folder)), ())
     return model.eval()
 
 

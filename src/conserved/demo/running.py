@@ -17,7 +17,7 @@ from rich.text import Text
 
 from conserved.demo import chapters
 from conserved.demo.chapters import Settings
-from conserved.demo.found import found_lines
+from conserved.demo.findings import finding_lines
 from conserved.demo.training import Tell, copy_files
 from conserved.errors import InvalidInputError
 from conserved.plain_data import record_of
@@ -75,7 +75,7 @@ CHAPTERS = (
     Chapter(title="training it twice, with a right and with a wrong norm kernel", seconds=12, run=chapters.train_twice),
     *_paper_chapters(),
 )
-"""The story; a chapter ends with one or two more sentences of `found_lines`."""
+"""The story; a chapter ends with one or two more sentences of `finding_lines`."""
 
 
 def run(folder: str | Path, settings: Settings | None = None, *, console: Console | None = None) -> Demo:
@@ -106,7 +106,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
                     chapter.run(store, chosen, tell)
                     store_document(store, "demo", f"chapter {number}", {"title": chapter.title})
             with RunStore(store) as opened, opened.snapshot():
-                lines = found_lines(opened)
+                lines = finding_lines(opened)
             for line in (line for line in lines if line not in messages):
                 _say(console, f"  ▸ {line}", style="bold")
             messages = lines

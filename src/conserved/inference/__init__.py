@@ -4,7 +4,7 @@ is a law.
 
 from typing import TYPE_CHECKING
 
-from conserved.on_demand import loaded_on_demand
+from conserved.on_demand import load_on_demand
 
 if TYPE_CHECKING:
     from conserved.inference.examples import NoExampleError
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from conserved.inference.rules import RULES, Step, rule
     from conserved.inference.rules import rule as register_operator
 else:
-    __getattr__ = loaded_on_demand(
+    __getattr__ = load_on_demand(
         __name__,
         {
             "examples": "NoExampleError",

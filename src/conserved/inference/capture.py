@@ -368,7 +368,7 @@ class Recorder(TorchDispatchMode):
         """Check that every message of the program was answered by one."""
         self._messages.confirm_matched()
 
-    def made_elsewhere(self, name: str, given: Any, out: Any, before: int) -> None:
+    def note_foreign_results(self, name: str, given: Any, out: Any, before: int) -> None:
         """Note results of an autograd function that no recorded operation made from its inputs: code of its own did."""
         tensors = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
         reached = {self.value_of(tensor) for tensor in tensors}
@@ -420,7 +420,7 @@ class Recorder(TorchDispatchMode):
         if raises and is_error_caught(sys._getframe(3), capture.__name__, _NOT_THE_USERS):
             self.program.branches.append(operation.line)
 
-    def looks_at_size(self, tensor: Tensor) -> None:
+    def note_size_read(self, tensor: Tensor) -> None:
         """Note that the program looks at a size, which may depend on data."""
         self.busy = True
         if self._sized and self.value_of(tensor) in self._sized:
@@ -437,7 +437,7 @@ class Recorder(TorchDispatchMode):
                 self.program.branches.append(_line())
         self.busy = False
 
-    def known_as(self, function: type[torch.autograd.Function]) -> str:
+    def function_name(self, function: type[torch.autograd.Function]) -> str:
         """Return an autograd function's name.
 
         Torch's checkpoints are what they are called in, another's of that name not.
@@ -666,12 +666,12 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         if (other := recorder.stand_ins.get(f"{AUTOGRAD}{cls.__name__}")) is not None:
             return other(*args, **kwargs)
         before = len(recorder.program.operations)
-        recorder.custom.append(recorder.known_as(cls))
+        recorder.custom.append(recorder.function_name(cls))
         try:
             out = former.__get__(None, cls)(*args, **kwargs)
         finally:
             recorder.custom.pop()
-        recorder.made_elsewhere(cls.__name__, (args, kwargs), out, before)
+        recorder.note_foreign_results(cls.__name__, (args, kwargs), out, before)
         return out
 
     base.apply = classmethod(apply)
@@ -790,7 +790,7 @@ class _ReadsAndHooks(TorchFunctionMode):
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
         if func in _SIZES and not self.recorder.busy and _asked_by_program(sys._getframe(1)):
-            self.recorder.looks_at_size(args[0])
+            self.recorder.note_size_read(args[0])
         validates = func is F.one_hot and (*args[1:], (kwargs or {}).get("num_classes", -1))[0] != -1
         former, self.recorder.validating = self.recorder.validating, self.recorder.validating or validates
         try:

@@ -154,7 +154,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     typing = type_program(program, classes)
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
-    symmetries = over_unread_rows(name_symmetries(assembly, assembly.found()), typing)
+    symmetries = over_unread_rows(name_symmetries(assembly, assembly.find()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
     gathered: frozenset[str] = frozenset()
     if program.communicates:

@@ -66,7 +66,7 @@ class FirstCall:
         self._undo: list[Callable[[], None]] = []
         self._elsewhere = self._searched = False
         self._called = weakref.ref(called)
-        kept_with(wanted).waiting = self
+        cached_laws_of(wanted).waiting = self
         self.listen_to_compiled(called)
 
     @property
@@ -93,8 +93,8 @@ class FirstCall:
         self.call = None
         self.came.clear()
         model = self._model()
-        if model is not None and kept_with(model).waiting is self:
-            kept_with(model).waiting = None
+        if model is not None and cached_laws_of(model).waiting is self:
+            cached_laws_of(model).waiting = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call of the model; skip calls without gradients and those made to infer laws."""
@@ -239,7 +239,7 @@ class CachedLaws:
 _PLACE = "_kept_by_conserved"
 
 
-def kept_with(model: nn.Module) -> CachedLaws:
+def cached_laws_of(model: nn.Module) -> CachedLaws:
     """Return what was found out about a model; a copy that shares the attributes of another model has its own."""
     state = model.__dict__.get(_PLACE)
     if not isinstance(state, CachedLaws) or state.owner() is not model:
@@ -263,7 +263,7 @@ def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
     Returns:
         The laws, or None if they were not inferred or the model has changed since.
     """
-    laws = kept_with(model).laws.get("any" if loss == "regression" else loss)
+    laws = cached_laws_of(model).laws.get("any" if loss == "regression" else loss)
     return laws.laws if laws is not None and laws.state == parts_of(model).state else None
 
 
@@ -290,16 +290,16 @@ def laws_of_model(
     """
     word = "any" if loss == "regression" else loss
     state = (parts or parts_of(model)).state
-    stored = kept_with(model).laws
+    stored = cached_laws_of(model).laws
     if word in stored and stored[word].state == state:
         return stored[word].laws
-    waiting = kept_with(model).waiting
+    waiting = cached_laws_of(model).waiting
     call = waiting.call if call is None and waiting is not None else call
     args, kwargs = call or ((), {})
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), preserve_state(model):
-            laws, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
+            laws, cached_laws_of(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExampleError as problem:
         raise NoExampleError(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "
@@ -359,7 +359,7 @@ def parts_of(model: nn.Module) -> ModelParts:
     if isinstance(model, torch.jit.ScriptModule):
         # A scripted module keeps what it is made of outside of Python.
         return _scripted_parts(model)
-    stored = kept_with(model)
+    stored = cached_laws_of(model)
     parts = None if stored.walk is None else stored.walk.again(model)
     if parts is not None:
         return parts

@@ -106,7 +106,7 @@ class Rotations:
             return labels[ref.value]
 
         def outside(value: int) -> str:
-            described, maker = program.values[value], self._remade(value)
+            described, maker = program.values[value], self._recompute(value)
             if described.constant is not None:
                 text = self._digest(value)
             elif maker is not None:
@@ -204,11 +204,11 @@ class Rotations:
         with forward_ad.dual_level():
             for value in sources:
                 x = torch.randn(program.values[value].shape, generator=generator, dtype=torch.float64)
-                values[value] = forward_ad.make_dual(x, self._rotated(value, x))
+                values[value] = forward_ad.make_dual(x, self._rotate(value, x))
             for number in slice_:
                 operation = program.operations[number]
                 if self._is_end(operation):
-                    if _moves(self._sketched(operation, values, generator)):
+                    if _moves(self._sketch(operation, values, generator)):
                         return False
                 else:
                     results = self._run(operation, values, generator, program)
@@ -238,11 +238,11 @@ class Rotations:
                 value = frontier.pop()
                 if last.get(value) != number:
                     last[value] = number
-                    maker = self._remade(value)
+                    maker = self._recompute(value)
                     frontier += maker.inputs() if maker is not None else []
         return last
 
-    def _sketched(self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator) -> Tensor:
+    def _sketch(self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator) -> Tensor:
         """Return uᵀABv for random u and v instead of AB: as still as the product is, and of its factors' size."""
         left, right = (self._given(entry, values, generator) for entry in operation.args[-2:])
         u = torch.randn(left.shape[:-1], generator=generator, dtype=torch.float64)
@@ -265,7 +265,7 @@ class Rotations:
             result.append((tuple(factor.dims), sign, source))
         return result
 
-    def _rotated(self, value: int, x: Tensor) -> Tensor:
+    def _rotate(self, value: int, x: Tensor) -> Tensor:
         """Return J·x: every entry at an atom becomes plus or minus the entry at its partner."""
         tangent = torch.zeros_like(x)
         for dims, sign, source in self._turns(value):
@@ -277,7 +277,7 @@ class Rotations:
 
     def _given(self, ref: ValueRef, values: dict[int, Tensor], generator: torch.Generator) -> Tensor:
         if ref.value not in values:
-            values[ref.value] = self._invented(ref.value, values, generator, self.typing.program)
+            values[ref.value] = self._draw_value(ref.value, values, generator, self.typing.program)
         return values[ref.value]
 
     def _run(
@@ -305,13 +305,13 @@ class Rotations:
         result = getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
         return [result] if isinstance(result, Tensor) else [tensor for tensor in result if isinstance(tensor, Tensor)]
 
-    def _remade(self, value: int) -> Operation | None:
+    def _recompute(self, value: int) -> Operation | None:
         """Return what computes a value from outside again, if it is made of constants and inputs."""
         if isinstance(self.typing.known.get(value), Type) or self.typing.program.values[value].parameter is not None:
             return None
         return self.typing.program.maker(value)
 
-    def _invented(
+    def _draw_value(
         self, value: int, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
     ) -> Tensor:
         """Return a value from outside: a constant as it is, what constants determine, or random numbers."""
@@ -319,7 +319,7 @@ class Rotations:
         if described.constant is not None:
             constant = described.constant
             return constant.double() if constant.is_floating_point() else constant
-        maker = self._remade(value)
+        maker = self._recompute(value)
         if maker is not None:
             results = self._run(maker, values, generator, program)
             return results[maker.results.index(value)]

@@ -46,10 +46,10 @@ class Assembly:
             for index, factor in enumerate(region.type.factors)
         ]
 
-    def found(self) -> list[UnnamedSymmetry]:
+    def find(self) -> list[UnnamedSymmetry]:
         """Return every symmetry."""
         linear, gone = self._linear()
-        shifts = Translations(self.regions, self.shifts, self.unviewable).found()
+        shifts = Translations(self.regions, self.shifts, self.unviewable).find()
         return linear + self._scalings(gone) + self.traded + shifts
 
     def _linear(self) -> tuple[list[UnnamedSymmetry], np.ndarray]:

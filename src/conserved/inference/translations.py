@@ -24,7 +24,7 @@ class Translations:
     shifts: Solution
     unviewable: list[str]
 
-    def found(self) -> list[UnnamedSymmetry]:
+    def find(self) -> list[UnnamedSymmetry]:
         """Return free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts)
         result = self._row_sums(space)

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from conserved.on_demand import loaded_on_demand
+from conserved.on_demand import load_on_demand
 
 if TYPE_CHECKING:
     from conserved.integrations.equalizing import EqualizeCallback
     from conserved.integrations.lightning import LightningConservation
     from conserved.integrations.trainer import ConservationCallback
 else:
-    __getattr__ = loaded_on_demand(
+    __getattr__ = load_on_demand(
         __name__,
         {
             "equalizing": "EqualizeCallback",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from conserved.inference import recognize
-from conserved.integrations.reporting import tell
+from conserved.integrations.reporting import print_alarms
 from conserved.laws import LawSet
 from conserved.optional import require
 from conserved.tracking import Monitor, MonitorConfig, Sink
@@ -113,7 +113,7 @@ class LightningConservation(Callback):
         """Write everything, and print the summary if there were alarms; `monitor` stays open to questions."""
         if self.monitor is not None:
             self.monitor.close()
-            tell(self.monitor, trainer.is_global_zero)
+            print_alarms(self.monitor, trainer.is_global_zero)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the monitor's state, for Lightning's checkpoints."""

@@ -27,7 +27,7 @@ def sinks_of(args: Any) -> list[Sink]:
     return [SampledSink(sink, every) for sink in _sinks_in(set(names), Path(args.output_dir))]
 
 
-def tell(monitor: Monitor, here: bool) -> None:
+def print_alarms(monitor: Monitor, here: bool) -> None:
     """Print the alarms of a run at its end, where they are not scrolled away."""
     if here and monitor.alarms:
         sys.stderr.write(printable(monitor.summary(), lines=True) + "\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from conserved.integrations.reporting import sinks_of, tell
+from conserved.integrations.reporting import print_alarms, sinks_of
 from conserved.laws import LawSet
 from conserved.optional import require
 from conserved.store import open_sink
@@ -85,4 +85,4 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
         """Write everything, and print the summary if there were alarms; `monitor` stays open to questions."""
         if self.monitor is not None:
             self.monitor.close()
-            tell(self.monitor, state.is_world_process_zero)
+            print_alarms(self.monitor, state.is_world_process_zero)

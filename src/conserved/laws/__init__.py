@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conserved.on_demand import loaded_on_demand
+from conserved.on_demand import load_on_demand
 
 if TYPE_CHECKING:
     from conserved.laws.law_set import Change, Dropped, Law, LawExplanation, LawSet, Reference
     from conserved.laws.program_check import ProgramCheck
 else:
-    __getattr__ = loaded_on_demand(
+    __getattr__ = load_on_demand(
         __name__,
         {"law_set": "Change Dropped LawExplanation Law LawSet Reference", "program_check": "ProgramCheck"},
     )

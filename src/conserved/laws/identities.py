@@ -456,14 +456,14 @@ def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype |
         row[: len(sample)] = sample
     np.abs(table, out=table)
     table[~np.isfinite(table)] = 0
-    grains = _grains(table)
+    grains = _half_types(table)
     coarse = [precision for precision in grains if precision is not None]
     if not coarse or 2 * len(coarse) < len(grains):
         return None
     return torch.bfloat16 if torch.bfloat16 in coarse else torch.float16
 
 
-def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
+def _half_types(table: NDArray[np.float32]) -> list[torch.dtype | None]:
     """Return bfloat16 or float16 for each row of float32 entries that were computed in it.
 
     An entry is None for a row that was computed in float32 or in an unknown type.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from conserved.on_demand import provided
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.pairs import Direction, Pair, Point
-
-SERVICE = "moment maps"
-"""The name under which the package provides an `Evaluator`."""
 
 
 @runtime_checkable
@@ -50,6 +47,6 @@ class Evaluator(Protocol):
 
 
 def evaluator() -> Evaluator:
-    """Return the one that the package provides."""
-    result: Evaluator = provided(SERVICE)
+    """Return the evaluator of `conserved.moment`, a layer above, which is loaded when a symmetry is evaluated alone."""
+    result: Evaluator = import_module("conserved.moment").Plan
     return result

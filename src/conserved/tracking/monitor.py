@@ -667,7 +667,7 @@ class Monitor(RunResults):
             self._boundary.attempt(ACCOUNT, self._settle, accounted)
             self._accounting += self._now() - began
         if accounted and (self._known is None or self._boundary.off(ACCOUNT)):
-            self._records.send_readings(self.count, self._gauged(), skipped=not self._steps.stepped)
+            self._records.send_readings(self.count, self._step_readings(), skipped=not self._steps.stepped)
         self._records.receive(self._audits, wait=False)
 
     def _hears_optimizers(self) -> bool:
@@ -714,11 +714,11 @@ class Monitor(RunResults):
             with self._together():
                 confirm_together("account of the step")
                 causes, numbers = account.settle()
-            account.transfer.send(self.count, causes, numbers, self._gauged(), not account.watch.stepped)
+            account.transfer.send(self.count, causes, numbers, self._step_readings(), not account.watch.stepped)
         finally:
             account.forget_step()
 
-    def _gauged(self) -> dict[str, Tensor | float]:
+    def _step_readings(self) -> dict[str, Tensor | float]:
         """Return the readings of this step: those of gauges, and those that were noted."""
         found: dict[str, Tensor | float] = {}
         with torch.no_grad():
@@ -747,7 +747,7 @@ class Monitor(RunResults):
             own += self._audits.watching.seconds()
         self._budget.note(self.count, spent=own, run=max(elapsed - spent + waited, 0.0), looked=looked)
         if self._budget.revises(self.count):
-            self._budget.interval = self._agreed(self._budget.wanted())
+            self._budget.interval = self._largest_interval(self._budget.wanted())
         if self._audits is not None:
             self._boundary.attempt(AUDIT, self._audits.after_step, self.count)
 
@@ -755,7 +755,7 @@ class Monitor(RunResults):
         """Return the time by the clock that the monitor's own work is measured with."""
         return time.thread_time() if self._budget.on_processor else time.perf_counter()
 
-    def _agreed(self, wanted: int) -> int:
+    def _largest_interval(self, wanted: int) -> int:
         """Return the largest number of steps between looks that any process wants."""
         if self._agreement is None:
             return wanted

@@ -32,7 +32,7 @@ from conserved.auditing.reference_comparison import common_factor
 from conserved.auditing.replay import RecordedPass, alone
 from conserved.boundary import guarded
 from conserved.inference.derivation import Derivation
-from conserved.inference.live import being_followed, kept_with, parts_of
+from conserved.inference.live import being_followed, cached_laws_of, parts_of
 from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
@@ -156,7 +156,7 @@ class Audits:
         self._layout = layout
         if called is not None and called is not model:
             # Gradients may lie in buffers of the wrapper.
-            kept_with(model).wrapper = weakref.ref(called)
+            cached_laws_of(model).wrapper = weakref.ref(called)
         self.joint = layout_with(parts_of(model), layout).joint
         """Whether processes hold pieces of one parameter, so that they audit together."""
         replayed = _without_data_parallel(model if called is None else called)
@@ -597,7 +597,7 @@ def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
         )
     for code, failures in _by_code(audit).items():
         for rows in _connected(failures):
-            yield _alarm(step, code, rows[0].family, rows, _said(rows))
+            yield _alarm(step, code, rows[0].family, rows, _describe(rows))
     if audit.comparison is not None and not audit.comparison.ok and not audit.failures:
         different = audit.comparison.failures
         yield Alarm(
@@ -707,7 +707,7 @@ def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str)
     )
 
 
-def _said(rows: Sequence[Row]) -> str:
+def _describe(rows: Sequence[Row]) -> str:
     """Return the worst identity in words: the law, by how much, between which rows, and what would mend it."""
     worst = rows[0]
     between = " and ".join(worst.where[:4]) + (f" and {len(worst.where) - 4} more" if len(worst.where) > 4 else "")

@@ -44,7 +44,7 @@ class Selection:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        theta = _bound(model, laws, held)
+        theta = _bind(model, laws, held)
         outside = {name for name, parameter in theta.items() if id(parameter) not in held}
         wanted = laws.select(selector(where))
         stepped = wanted.select(lambda symmetry: not outside & set(symmetry.parameters))
@@ -63,7 +63,7 @@ class Selection:
         )
 
 
-def _bound(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
+def _bind(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
     """Return the tensors of the laws: their own if an optimizer steps them, else the model's of the same name.
 
     Sharding a model replaces its parameters, and laws that were read off before hold the old ones.

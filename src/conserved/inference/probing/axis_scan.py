@@ -88,7 +88,7 @@ class Scanner:
         """A few numbers computed in half precision: only what leaves every bit alone says something."""
         return self.few and self.unit > _SINGLE
 
-    def tells(self, name: str, group: Group) -> bool:
+    def responds_to(self, name: str, group: Group) -> bool:
         """Return whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
         shift = group is Group.TRANSLATION
         if (name, shift) not in self.known:
@@ -125,7 +125,7 @@ class Scanner:
         return TensorLeg(name=name, place=names.index(name), output=output, axes=tuple(axes), degree=degree)
 
 
-def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
+def measure_move(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
     """Return how well the outputs follow a move of the inputs; None if the function could not be run there."""
     outputs = scanner.run(moved)
     if outputs is None:
@@ -169,7 +169,7 @@ def confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None
             drawn.append(scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)))
             size = _shift_size(scanner, symmetry) * shifts[round_ % len(shifts)]
             moved = shift(symmetry, scanner.tensors, drawn[-1] * size)
-        degrees = judge(scanner, symmetry, moved)
+        degrees = measure_move(scanner, symmetry, moved)
         nearly = NEARLY if upwards else 16 * NEARLY
         if degrees is None or not (degrees[0] or (symmetry.group is Group.SCALING and degrees[1] <= nearly)):
             return None
@@ -298,7 +298,7 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
     """Return symmetries that move one input, with or without the outputs."""
     tensor = scanner.tensors[name]
     size = rms(tensor)
-    if (size == 0 and group is Group.SCALING) or not scanner.tells(name, group):
+    if (size == 0 and group is Group.SCALING) or not scanner.responds_to(name, group):
         return []
     amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
     act = scale if group is Group.SCALING else shift
@@ -336,7 +336,7 @@ def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymm
     Either one input moves against the other and the outputs stay, or both move with the outputs.
     """
     tensors = scanner.tensors
-    if not (scanner.tells(left, Group.SCALING) and scanner.tells(right, Group.SCALING)):
+    if not (scanner.responds_to(left, Group.SCALING) and scanner.responds_to(right, Group.SCALING)):
         return []
     two = torch.tensor(2.0, dtype=torch.float64, device=tensors[left].device)
     single = {outputs.legs[0].name for outputs in alone}
@@ -440,7 +440,7 @@ def translations(scanner: Scanner) -> list[ProbedSymmetry]:
             shape = scanner.tensors[left].shape
             if shape != scanner.tensors[right].shape or scanner.late:
                 continue
-            if not (scanner.tells(left, Group.TRANSLATION) and scanner.tells(right, Group.TRANSLATION)):
+            if not (scanner.responds_to(left, Group.TRANSLATION) and scanner.responds_to(right, Group.TRANSLATION)):
                 continue
             axes = [Axis(axis=axis) for axis in range(len(shape))]
             legs = (scanner.leg(left, axes), scanner.leg(right, axes, -1.0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, mix
-from conserved.inference.probing.axis_scan import Scanner, judge
+from conserved.inference.probing.axis_scan import Scanner, measure_move
 
 _LARGEST = 1024
 _SMALL = 8
@@ -78,7 +78,7 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
             continue
         if any(tensors[name].ndim < 2 or tensors[name].shape[-1] != width for name in group):
             continue
-        if not all(scanner.tells(name, Group.ROTATION) for name in group):
+        if not all(scanner.responds_to(name, Group.ROTATION) for name in group):
             continue
         for along in (False, True):
             outs = (
@@ -120,7 +120,7 @@ def _confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | Non
     for _ in range(3 if symmetry.sizes[-1] >= _SMALL else 8):
         matrices = [_matrix(scanner, symmetry) for _ in range(2)]
         choice = scanner.field(symmetry.sizes[:-1], (0.0, 1.0))
-        degrees = judge(scanner, symmetry, mix(symmetry, scanner.tensors, choice, matrices))
+        degrees = measure_move(scanner, symmetry, mix(symmetry, scanner.tensors, choice, matrices))
         if degrees is None or not degrees[0]:
             return None
         errors.append(degrees[1])

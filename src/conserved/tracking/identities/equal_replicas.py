@@ -185,7 +185,7 @@ class EqualReplicas(StepIdentity):
             time.sleep(0.02)
             self._compare(step)
         if not self._reported:
-            for finding in self._forgotten(step, patience=0):
+            for finding in self._never_reduced(step, patience=0):
                 step.report(finding)
 
     def restart(self) -> None:
@@ -258,7 +258,7 @@ class EqualReplicas(StepIdentity):
         elif alone and may_average and (wrapped or rank not in self._agreed):
             self._different.setdefault(rank, finding)
             self._alone[rank] = self._alone.get(rank, 0) + 1
-            yield from self._forgotten(step, _PATIENCE, hooked=wrapped)
+            yield from self._never_reduced(step, _PATIENCE, hooked=wrapped)
         elif wrapped or rank in self._agreed:
             yield finding
         elif gradients and not self._noted_apart:
@@ -420,7 +420,7 @@ class EqualReplicas(StepIdentity):
         if late:
             yield self._finding("averaged", sorted(late), rank, number, own)
 
-    def _forgotten(self, step: TrainingStep, patience: int, *, hooked: bool = False) -> Iterator[StepFinding]:
+    def _never_reduced(self, step: TrainingStep, patience: int, *, hooked: bool = False) -> Iterator[StepFinding]:
         """Yield the finding that no two processes agree any more: a loop without a wrapper does not reduce gradients.
 
         Parts of a model that are split by hand differ in some tensors and agree in others from the first step on, and

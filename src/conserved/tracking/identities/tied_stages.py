@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from conserved.inference.live import kept_with
+from conserved.inference.live import cached_laws_of
 from conserved.layout.megatron import carries_attributes, stage_ranks
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.fingerprints import fingerprints, varies
@@ -90,7 +90,7 @@ class TiedStages(StepIdentity):
         few = len(tied) <= _FEW * min(len(own["names"]), len(theirs["names"]))
         if tied and few and theirs["names"] != own["names"]:
             self._tied[rank] = tied
-            kept = kept_with(step.model)
+            kept = cached_laws_of(step.model)
             kept.shared = kept.shared.union(tied)
 
     def _report(self, step: TrainingStep, rank: int, number: int, name: str) -> None:

@@ -14,7 +14,7 @@ from conserved.store.run_digest import digest
 from conserved.tracking import RunStore
 
 
-def found_lines(store: RunStore) -> list[str]:
+def finding_lines(store: RunStore) -> list[str]:
     """Return one sentence on each chapter that is in the store, in the order of the story."""
     made = (_laws, _defect, _drift, _theorem, _figure)
     return [line for make in made if (line := make(store))]
