@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from conserved_papers.lab.data.sources import open_text
 
-WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 96, 3, 4, 64, 256
+WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 64, 2, 4, 32, 256
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -36,8 +36,8 @@ COMMON: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, Any] = {
-    "llama": lambda: transformers.LlamaConfig(**COMMON, intermediate_size=256, num_key_value_heads=2),
-    "qwen3": lambda: transformers.Qwen3Config(**COMMON, intermediate_size=256, num_key_value_heads=4, head_dim=24),
+    "llama": lambda: transformers.LlamaConfig(**COMMON, intermediate_size=128, num_key_value_heads=2),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON, intermediate_size=128, num_key_value_heads=4, head_dim=16),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=WIDTH,
@@ -52,7 +52,7 @@ CONFIGS: dict[str, Any] = {
         eos_token_id=None,
     ),
     "opt": lambda: transformers.OPTConfig(
-        **COMMON | {"pad_token_id": 1}, ffn_dim=384, word_embed_proj_dim=WIDTH, dropout=0.0, attention_dropout=0.0
+        **COMMON | {"pad_token_id": 1}, ffn_dim=256, word_embed_proj_dim=WIDTH, dropout=0.0, attention_dropout=0.0
     ),
 }
 

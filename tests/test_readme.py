@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -125,3 +127,32 @@ def test_anchors_in_the_readme_are_headings_there() -> None:
     for page, anchor in re.findall(r"\]\((docs/[\w/-]+\.md)#([\w-]+)\)", README):
         headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, anchor
+
+
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def _built_description() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("links", ["", "https://example.org/conserved/blob/main/"])
+def test_no_link_or_picture_is_dead_on_a_package_index(links: str) -> None:
+    text = _built_description().on_an_index(README, links)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", FENCED.sub("", text))
+    assert all((link or picture).startswith("https://") for link, picture in targets)
+    assert bool(targets) == bool(links)
+    assert FENCED.findall(text) == FENCED.findall(README), "code stays as it is"
+    assert "found-in-the-wild.md" in text or not links
+
+
+def test_the_wheel_describes_itself_with_that_text(core: Environment, tmp_path: Path) -> None:
+    code = "import importlib.metadata as m; print(m.metadata('conserved').json['description'])"
+    shown = core.run(core.python, "-c", code, at=tmp_path)
+    assert "(docs/" not in shown.stdout
+    assert "# conserved" in shown.stdout

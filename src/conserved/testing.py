@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conserved.auditing import Audit, Gauge, audit
 from conserved.auditing.random_trial import audited_pass
-from conserved.checking import Check, check
+from conserved.checking import Check, UncheckableError, check
 from conserved.inference import laws_of_model
 from conserved.laws import LawSet
 
@@ -107,7 +107,10 @@ def assert_backward(
         UncheckableError: the function has no gradient to check, or cannot be run twice with the same result.
     """
     __tracebackhide__ = True
-    result = check(fn, *tensors, seconds=seconds, **options)
+    try:
+        result = check(fn, *tensors, seconds=seconds, **options)
+    except UncheckableError as problem:
+        raise problem.with_traceback(None) from None  # pytest shows the test, not this package.
     if not result.ok or not (result.conclusive or inconclusive):
         raise AssertionError(str(result))
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,7 +253,8 @@ def test_a_function_that_refuses_other_shapes_says_so_in_a_note() -> None:
 
     result = check(stubborn, torch.randn(4, 16))
     assert result.ok
-    assert any("refuses the part (RuntimeError: only 4 by 16)" in note for note in result.notes)
+    refused = [note for note in result.notes if "refuses them (RuntimeError: only 4 by 16)" in note]
+    assert len(refused) == 2, "one note for each axis"
 
 
 def test_what_the_function_itself_raises_reaches_the_user() -> None:
@@ -271,6 +273,14 @@ def test_assert_backward_says_what_failed() -> None:
         assert_backward(
             kernel("attention", "dv doubled"), *inputs_for("attention", torch.float32), names=("q", "k", "v")
         )
+
+
+def test_assert_backward_shows_no_code_of_this_package_for_bad_input() -> None:
+    with pytest.raises(UncheckableError, match="no grad_fn") as caught:
+        assert_backward(torch.Tensor.detach, torch.randn(3))
+    files = [str(entry.path) for entry in caught.traceback]
+    assert sum("conserved" in Path(file).parts[-2:] for file in files) <= 1
+    assert not any("numerical_function" in file for file in files)
 
 
 class _Halved(torch.autograd.Function):

@@ -72,6 +72,20 @@ def test_other_weights_are_another_model(folder: Path, tmp_path: Path) -> None:
     assert run("fingerprint", str(folder), str(tmp_path / "other")).exit_code == 1
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_one_weight_that_changed_is_more_than_rounding(folder: Path, tmp_path: Path, precision: torch.dtype) -> None:
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).to(precision)
+    model.save_pretrained(tmp_path / "one")
+    run("move", str(tmp_path / "one"), "--random", "3", "-o", str(tmp_path / "moved"))
+    assert run("fingerprint", str(tmp_path / "one"), str(tmp_path / "moved")).exit_code == 0
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] += 0.05
+    model.save_pretrained(tmp_path / "other")
+    result = run("fingerprint", str(tmp_path / "one"), str(tmp_path / "other"))
+    assert result.exit_code == 1
+    assert "rounding explains" in result.stdout
+
+
 def test_equal_models_in_other_gauges_become_equal_files(folder: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     run("move", str(folder), "--random", "3", "-o", str(moved))

@@ -92,6 +92,15 @@ def test_every_command_on_models_takes_the_same_words(
     assert "12" in capsys.readouterr().out or command == "audit"
 
 
+@pytest.mark.parametrize("command", ["attention", "laws", "audit"])
+@pytest.mark.usefixtures("as_users_run_it")
+def test_inputs_that_a_model_cannot_take_are_bad_usage_in_every_command(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, command, *BLOCK, "--inputs", "6,5") == 2
+    assert "conserved.blocks:Attention cannot be run on 6,5: RuntimeError" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("as_users_run_it")
 def test_attention_takes_the_same_words_and_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 import os
 import time
@@ -241,3 +242,14 @@ def test_a_watch_puts_the_former_profiler_back() -> None:
         time.time()
     assert sys.getprofile() is former
     assert hidden.names
+
+
+def test_a_profiler_of_the_user_goes_on_after_laws_are_read() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    laws = recognize(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3))
+    _double(1.0)
+    profiler.disable()
+    names = [str(getattr(entry.code, "co_name", "")) for entry in profiler.getstats()]
+    assert len(laws) == 1
+    assert "_double" in names

@@ -62,6 +62,7 @@ def results() -> dict[str, tuple[str, str, str]]:
         "move": transform.move(model, {}, laws=laws),
         "equalize": transform.equalize(model, x),
         "update": update,
+        "fit": transform.fit_to_scheme(model, x, scheme="int4-channel"),
         "replicas": conserved.check_replicas(model),
         "monitor": conserved.Monitor(model, optimizer, laws),
     }
@@ -76,7 +77,7 @@ def _html(thing: Any) -> str:
 NAMES = (
     *("check", "wrong check", "laws", "verdict", "reference", "audit", "discover", "certify", "probe", "attention"),
     *("low rank", "energy field", "softmax", "fingerprint", "align", "move", "equalize", "update", "replicas"),
-    "monitor",
+    *("monitor", "fit"),
 )
 
 
@@ -149,3 +150,25 @@ def test_lines_are_wrapped_at_the_width_with_their_indent() -> None:
 def test_columns_are_aligned_and_numbers_right() -> None:
     table = join_lines(columns(("name", "n"), [("a", "10"), ("bcdef", "2")], right=(1,)))
     assert table.splitlines() == ["name    n", "a      10", "bcdef   2"]
+
+
+def test_an_entry_of_the_ledger_adds_up_in_words() -> None:
+    model, x = network(), torch.randn(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    monitor = conserved.Monitor(model, optimizer, every=1)
+    model(x).square().sum().backward()
+    optimizer.step()
+    monitor.step()
+    (entry,) = monitor.ledger(step=1)
+    assert repr(entry) == f"<Entry of neurons, step 1: {entry.observed:.2g}>"
+    assert str(entry).startswith(f"neurons, step 1: changed by {entry.observed:+.2g} = ")
+    assert "preconditioner" in str(entry)
+    assert len(str(entry)) < 250
+
+
+def test_the_sensitivity_of_an_audit_is_one_short_line() -> None:
+    model, x = network(), torch.randn(5, 3)
+    model(x).square().sum().backward()
+    sensitivity = conserved.audit(model, conserved.recognize(model, x)).sensitivity
+    assert repr(sensitivity).startswith("<Sensitivity: typically 0")
+    assert len(repr(sensitivity)) < 80

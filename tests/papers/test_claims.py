@@ -195,8 +195,10 @@ class TestTheLedger:
         assert [name for name in names if not name.startswith("note.L13")] == codes
 
     def test_a_pattern_that_matches_nothing_says_what_there_is(self) -> None:
-        with pytest.raises(NoSuchClaimError, match=r"note\.L10"):
+        with pytest.raises(NoSuchClaimError, match=r"Codes begin with paper, .*note"):
             claims("nothing")
+        with pytest.raises(NoSuchClaimError, match=r"note.L10"):
+            claims("note.L1O")
 
     def test_run_is_public(self) -> None:
         [outcome] = conserved.claims.run("note.L10")

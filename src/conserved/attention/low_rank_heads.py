@@ -22,7 +22,7 @@ from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import AttentionInputs, described
 from conserved.attention.queries_and_keys import Capture
-from conserved.output.lines import WIDTH, TextLine, columns, join_lines
+from conserved.output.lines import WIDTH, TextLine, columns, counted, join_lines
 from conserved.output.result import PrintableResult
 
 TOLERANCE = 0.1
@@ -55,7 +55,7 @@ class LowRankTable(PrintableResult):
     skipped: tuple[tuple[str, str], ...]
 
     def __repr__(self) -> str:
-        return f"<LowRankTable: {len(self.rows)} heads at a relative error of {self.tolerance:g}>"
+        return f"<LowRankTable: {counted(len(self.rows), 'head')} at a relative error of {self.tolerance:g}>"
 
     def record(self) -> dict[str, Any]:
         """Return plain data, for JSON."""

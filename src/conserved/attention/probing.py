@@ -17,7 +17,7 @@ from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, NoAttentionError, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.output import html
-from conserved.output.lines import WIDTH, TextLine, columns, join_lines, paragraphs
+from conserved.output.lines import WIDTH, TextLine, columns, counted, join_lines, paragraphs
 from conserved.output.result import PrintableResult
 from conserved.verdict import Evidence, Verdict
 
@@ -72,7 +72,8 @@ class AttentionProbe(PrintableResult):
 
     def __repr__(self) -> str:
         layers = len({row.layer for row in self.rows})
-        return f"<AttentionProbe: {len(self.rows)} heads of {layers} layers; {self.verdict.status.value}>"
+        size = f"{counted(len(self.rows), 'head')} of {counted(layers, 'layer')}"
+        return f"<AttentionProbe: {size}; {self.verdict.status.value}>"
 
     def _repr_html_(self) -> str:
         """Return the verdict and a row for every head, for notebooks."""

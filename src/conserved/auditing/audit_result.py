@@ -21,6 +21,7 @@ from conserved.laws import Dropped
 from conserved.laws.identities import residual_evidence
 from conserved.layout import Disagreement
 from conserved.output import html
+from conserved.output.lines import counted
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -399,9 +400,10 @@ class Audit:
         lines += [*(f"  {item}" for item in self.findings[:_SHOWN]), *_more(self.findings)]
         if self.dropped:
             first = f"{self.dropped[0].name}: {self.dropped[0].reason}"
-            lines.append(f"Not tested, because this model does not keep them: {len(self.dropped)} laws ({first}).")
+            lost = counted(len(self.dropped), "law")
+            lines.append(f"Not tested, because this model does not keep them: {lost} ({first}).")
         if self.unclaimed:
-            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters.")
+            lines.append(f"Nothing is claimed about {counted(len(self.unclaimed), 'parameter')}.")
         lines += self.coverage.lines()
         if self.sensitivity is not None and self.sensitivity.laws:
             text = str(self.sensitivity)

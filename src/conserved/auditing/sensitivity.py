@@ -67,6 +67,9 @@ class Sensitivity:
         """Return plain data, for JSON."""
         return record_of(self, "typical worst families laws")
 
+    def __repr__(self) -> str:
+        return f"<Sensitivity: typically {in_percent(self.typical)}, at worst {in_percent(self.worst)}>"
+
     def __str__(self) -> str:
         if not self.laws:
             return "nothing was tested"

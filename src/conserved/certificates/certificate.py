@@ -27,6 +27,7 @@ from conserved.certificates.proof import (
 )
 from conserved.certificates.validate import format_value, only
 from conserved.output import html
+from conserved.output.lines import counted
 from conserved.output.printable import printable
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -137,7 +138,7 @@ class Certificate:
         return [formula(group, self.contents.parameters) for group in self.contents.laws]
 
     def __repr__(self) -> str:
-        return f"<Certificate: at most {self.at_most} laws, {self.found} found; {self.verdict.status.value}>"
+        return f"<Certificate: at most {counted(self.at_most, 'law')}, {self.found} found; {self.verdict.status.value}>"
 
     def __str__(self) -> str:
         return self.summary()
@@ -324,7 +325,7 @@ def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
         )
     ]
     if findings.laws is not None:
-        quantity = f"‖I − MP‖ for the gradients of {law_count} laws"
+        quantity = f"‖I − MP‖ for the gradients of {counted(law_count, 'law')}"
         evidence.append(Evidence(what=quantity, value=findings.laws.bound, limit=1.0, proof=findings.laws.proved))
     if by_tier[Status.PROVED]:
         patterns = "" if findings.patterns == 1 else f", for {findings.patterns} patterns of tokens and decisions"

@@ -12,6 +12,7 @@ from conserved.checking.rounding_errors import NOTABLE, RoundingError
 from conserved.checking.sensitivity import CheckSensitivity, percent, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
 from conserved.output import html
+from conserved.output.lines import counted
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
@@ -122,12 +123,16 @@ class Check:
         if not self.tests:
             message = f"Nothing about the backward of {self.function} could be tested."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message)
-        summary = f"{len(self.tests)} tests on {len(self.inputs)} gradients hold to the noise of {self.precision}"
+        summary = f"{self._size} hold to the noise of {self.precision}"
         if self.blind or not self.ok:
             which = ", ".join(f"d{name}" for name in self.blind)
             message = f"{summary}; a wrong factor in {which} would not have been seen."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence)
         return Verdict(status=Verdict.VERIFIED, message=f"{summary}; {self.unseen}.", evidence=evidence)
+
+    @property
+    def _size(self) -> str:
+        return f"{counted(len(self.tests), 'test')} on {counted(len(self.inputs), 'gradient')}"
 
     @property
     def unseen(self) -> str:
@@ -161,7 +166,8 @@ class Check:
         verdict = self.verdict
         lines = [f"{verdict.status.value.upper()}: {verdict.message}"]
         shown = ", ".join(f"{name} {kind}" for name, kind in self.inputs.items())
-        lines.append(f"  {shown} on {self.device}; {len(self.symmetries)} symmetries of the forward")
+        known = counted(len(self.symmetries), "symmetry", "symmetries")
+        lines.append(f"  {shown} on {self.device}; {known} of the forward")
         for name in self.suspects or ():
             lines += self._failed(name)
         lines.append("  gradient   identities        relations         derivatives          own noise  unseen below")
@@ -183,8 +189,7 @@ class Check:
 
     def __repr__(self) -> str:
         worst = max((test.worst for test in self.tests), default=0.0)
-        counts = f"{len(self.tests)} tests on {len(self.inputs)} gradients"
-        return f"<Check of {self.function}: {self.badge}, {counts}, worst {worst:.2g} of its limit>"
+        return f"<Check of {self.function}: {self.badge}, {self._size}, worst {worst:.2g} of its limit>"
 
     @property
     def badge(self) -> str:

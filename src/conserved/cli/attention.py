@@ -9,7 +9,7 @@ import typer
 
 from conserved.cli.app import INSIDE, AsJson, Output, UsageError, command, deliver, exit_with, progress
 from conserved.cli.inputs import InputsOption
-from conserved.cli.models import Options, Target, call_of, load_model, split_words
+from conserved.cli.models import Options, Target, call_of, load_model, runs_on, split_words
 from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
 
@@ -42,7 +42,8 @@ def attention(
         model = load_model(target, given).eval()
     if named is None:
         positional, named = call_of(model, target, words, seed)
-    probe_result = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
+    with runs_on(target, words):
+        probe_result = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
     table = low_rank_table(model, *positional, **named) if low_rank else None
     store_record(store, "attention", target, given, probe_result.record())
     record = probe_result.record() | ({} if table is None else {"low_rank": table.record()})

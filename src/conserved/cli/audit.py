@@ -22,7 +22,7 @@ from conserved.cli.app import (
     say,
 )
 from conserved.cli.inputs import InputsOption
-from conserved.cli.models import Options, inputs_of, installed_target, load_model, split_words
+from conserved.cli.models import Options, inputs_of, installed_target, load_model, runs_on, split_words
 from conserved.cli.storing import Store, store_record
 from conserved.verdict import Status
 
@@ -103,12 +103,8 @@ def audit(
     given, words = split_words(options, inputs)
     model = load_model(target, given)
     drawn = inputs_of(target, words)
-    try:
+    with runs_on(target, words):
         result = trial(model, drawn, loss=loss, autocast=autocast, device=device, seed=seed)
-    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
-        raise UsageError(
-            f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}"
-        ) from problem
     store_record(store, "audit", target, given, result.record())
     if not deliver(result.record(), as_json=as_json, output=output):
         say(result.summary())

@@ -9,7 +9,7 @@ import typer
 
 from conserved.cli.app import LAWS, AsJson, LossOption, Output, UsageError, command, deliver
 from conserved.cli.inputs import InputsOption
-from conserved.cli.models import Options, Target, call_of, load_model, split_words
+from conserved.cli.models import Options, Target, call_of, load_model, runs_on, split_words
 from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
 
@@ -34,14 +34,11 @@ def laws(
     model = load_model(target, given, weights=False)
     args, kwargs = call_of(model, target, words) if words else ((), {})
     try:
-        law_set = recognize(model, *args, loss=loss, **kwargs)
+        with runs_on(target, words):
+            law_set = recognize(model, *args, loss=loss, **kwargs)
     except NoExampleError as problem:
         raise UsageError(
             f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE."
-        ) from problem
-    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
-        raise UsageError(
-            f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}"
         ) from problem
     independent: int | None = None
     reason = ""

@@ -6,7 +6,8 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ import typer
 
 from conserved.cli.app import UsageError, did_you_mean
 from conserved.cli.inputs import is_input, parse_inputs, sampler_of
+from conserved.errors import ConservedError
 from conserved.optional import EXTRAS, require
 
 if TYPE_CHECKING:
@@ -167,6 +169,18 @@ def inputs_of(target: str, words: Sequence[str] | None) -> Any:
         return function
     plain = len(specs) == 1 and not specs[0].name and specs[0].bound is None
     return torch.zeros(specs[0].shape) if plain else sampler_of(specs)
+
+
+@contextmanager
+def runs_on(target: str, words: Sequence[str]) -> Iterator[None]:
+    """Say that a model cannot be run on these inputs, where it raises."""
+    try:
+        yield
+    except ConservedError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+        called = " ".join(words) or "the inputs it was given"
+        raise UsageError(f"{target} cannot be run on {called}: {type(problem).__name__}: {problem}") from problem
 
 
 def call_of(

@@ -18,6 +18,7 @@ from conserved.discovery.search import search
 from conserved.inference import recognize
 from conserved.laws import LawSet
 from conserved.output import html
+from conserved.output.lines import counted
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
@@ -77,7 +78,8 @@ class Discovery:
 
     def __repr__(self) -> str:
         share = "all found" if self.complete else f"{self.explained} found"
-        return f"<Discovery: {self.count} laws of {self.parameters} parameters, {share}; {self.verdict.status.value}>"
+        size = f"{counted(self.count, 'law')} of {counted(self.parameters, 'parameter')}"
+        return f"<Discovery: {size}, {share}; {self.verdict.status.value}>"
 
     def __str__(self) -> str:
         return self.summary()
@@ -168,7 +170,8 @@ def discover(
 
     Args:
         f: a module, or a callable f(params, x) with `params=` its tensors.
-        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated; for several
+            arguments a tuple of examples.
         loss: the space of output gradients: "any", "cross_entropy", or a function of (output, target).
         depth: the largest depth of nested brackets; by default until a further level brings nothing new.
         seed: the seed of all samples.
@@ -285,7 +288,8 @@ def find_laws(
 
     Args:
         f: a module, or a callable f(params, x) with `params=` its tensors.
-        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated; for several
+            arguments a tuple of examples.
         loss: the space of output gradients: "any", "cross_entropy", or a function of (output, target).
         seed: the seed of all samples.
         device: the device to compute on.
@@ -349,7 +353,7 @@ def _verdict(
         problem = "More laws were found than the rank allows; one of the two is wrong. Please report this function."
     if problem:
         return Verdict(status=Verdict.INCONCLUSIVE, message=problem, evidence=evidence)
-    message = f"{count} independent laws of {function.size} parameters"
+    message = f"{counted(count, 'independent law')} of {function.size} parameters"
     message += f" ({function.classes})" if function.classes else ""
     if searched and count:
         message += ", all found." if explained == count else f"; {count - explained} have no form that was looked for."

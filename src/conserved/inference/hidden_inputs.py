@@ -129,6 +129,17 @@ def _kind(path: str, module: str) -> _Kind:
     return _Kind.PROGRAM
 
 
+def _resume(profiler: Any) -> None:
+    """Install a former profiler again. One written in C, as cProfile's, is an object that is enabled, not called."""
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+        return
+    sys.setprofile(None)
+    enable = getattr(profiler, "enable", None)
+    if callable(enable):
+        enable()
+
+
 def tensors_held(model: nn.Module) -> dict[str, Tensor]:
     """Return every tensor that a model's modules hold on to, once; also those in lists and arrays of NumPy."""
     result = tensors_of(model)
@@ -174,7 +185,7 @@ class HiddenInputs:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        sys.setprofile(self._former)
+        _resume(self._former)
         after = self._states(self._roots) | self._of_model()
         changed = [name for name, state in self._before.items() if after.get(name, _GONE) != state]
         changed += [name for name in after if name not in self._before]
@@ -246,7 +257,7 @@ class HiddenInputs:
                         read = self._roots.setdefault(f"{name}.{attribute}", _reader(vars(value), attribute))
                         self._before.setdefault(f"{name}.{attribute}", _State().of(read()))
         finally:
-            sys.setprofile(former)
+            _resume(former)
 
 
 def _held_by(run: Callable[..., Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from conserved.laws.program_check import ProgramCheck
 from conserved.laws.verification import verify
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
-from conserved.output.lines import join_lines
+from conserved.output.lines import counted, join_lines
 from conserved.plain_data import record_of, text
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Verdict
@@ -55,7 +55,7 @@ class Reference:
     scales: Mapping[str, Tensor]
 
     def __repr__(self) -> str:
-        return f"<Reference: {len(self.values)} laws>"
+        return f"<Reference: {counted(len(self.values), 'law')}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,7 +151,8 @@ class LawSet:
 
     def __repr__(self) -> str:
         return (
-            f"<LawSet: {len(self)} laws, {self.numbers} conserved numbers, {len(self.unclaimed)} unclaimed parameters>"
+            f"<LawSet: {counted(len(self), 'law')}, {counted(self.numbers, 'conserved number')}, "
+            f"{counted(len(self.unclaimed), 'unclaimed parameter')}>"
         )
 
     def __str__(self) -> str:
@@ -414,7 +415,9 @@ class LawSet:
             names = ", ".join(item.name for item in self.dropped[:3]) + (", …" if len(self.dropped) > 3 else "")
             parts.append(html.paragraph(f"Not conserved in this model: {len(self.dropped)} ({names})", quiet=True))
         if self.unclaimed:
-            parts.append(html.paragraph(f"Nothing is claimed about {len(self.unclaimed)} parameters.", quiet=True))
+            parts.append(
+                html.paragraph(f"Nothing is claimed about {counted(len(self.unclaimed), 'parameter')}.", quiet=True)
+            )
         return html.panel(*parts)
 
     def baselines(self) -> LawSet:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conserved.output.lines import WIDTH, TextLine
+from conserved.output.lines import WIDTH, TextLine, counted
 from conserved.symmetry import Symmetry
 
 
@@ -47,7 +47,7 @@ def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
     """Return one line: how many laws, and how many numbers they hold."""
     exact = sum(symmetry.numbers for symmetry in symmetries if symmetry.exact)
     nearly = sum(symmetry.numbers for symmetry in symmetries if not symmetry.exact)
-    holds = "1 law holds" if len(symmetries) == 1 else f"{len(symmetries):,} laws hold"
+    holds = f"{counted(len(symmetries), 'law')} {'holds' if len(symmetries) == 1 else 'hold'}"
     text = f"{holds} {exact + nearly:,} conserved {'number' if exact + nearly == 1 else 'numbers'}"
     if nearly:
         text += f" ({exact:,} exact, {nearly:,} up to a normalisation's ε)"
@@ -68,7 +68,7 @@ def table_lines(
         lines += [TextLine(), TextLine(f"Not conserved in this model ({len(dropped)}):")]
         lines += _truncate(_fold([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
-        lines += [TextLine(), TextLine(f"No law spans {len(unclaimed)} parameters:")]
+        lines += [TextLine(), TextLine(f"No law spans {counted(len(unclaimed), 'parameter')}:")]
         lines += _truncate(_fold(unclaimed))
     return lines
 

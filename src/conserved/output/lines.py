@@ -27,6 +27,17 @@ class TextLine:
     style: str = ""
 
 
+def counted(count: int, word: str, plural: str = "") -> str:
+    """Return a number with the noun it counts, such as "1 law" and "1,200 laws".
+
+    Args:
+        count: how many there are.
+        word: the noun for one.
+        plural: the noun for several, where it is not the word with an s.
+    """
+    return f"{count:,} {word if count == 1 else plural or word + 's'}"
+
+
 def paragraphs(text: str) -> list[TextLine]:
     """Return text of several lines as one paragraph each, indented as it was."""
     return [TextLine(line.lstrip(" "), len(line) - len(line.lstrip(" "))) for line in text.splitlines()]

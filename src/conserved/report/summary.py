@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from conserved.output.lines import counted
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
@@ -71,7 +72,7 @@ def _audit_sentence(contents: Contents) -> str:
         text = f"all {sum(audit.identities for audit in clean):,} gradient identities hold"
         text += f" over {min(spans):.1%} of the parameters" if spans else ""
     if caught:
-        planted = f"the planted {_plural('defect', len(caught))} {'is' if len(caught) == 1 else 'are'} caught"
+        planted = f"the planted {'defect is' if len(caught) == 1 else 'defects are'} caught"
         text = f"{text}, {planted}" if text else planted
     return text
 
@@ -158,7 +159,7 @@ def _figures(contents: Contents) -> Headline:
     verdicts = [item.holds for plot in contents.figures for item in plot.findings if item.holds is not None]
     held = sum(verdicts)
     failed = [item.what for plot in contents.figures for item in plot.findings if item.holds is False]
-    sentence = f"measured statements hold, in {len(contents.figures)} {_plural('figure', len(contents.figures))}"
+    sentence = f"measured statements hold, in {counted(len(contents.figures), 'figure')}"
     if contents.trajectories:
         sentence += f" from {contents.trajectories:,} training runs"
     status = None if not verdicts else Status.VERIFIED if held == len(verdicts) else Status.REFUTED
@@ -181,7 +182,7 @@ def _runs(contents: Contents) -> Headline:
     return Headline(
         label="Watched training",
         figure=f"{numeral(steps)} steps",
-        sentence=f"in {len(contents.runs)} {_plural('run', len(contents.runs))}: {meaning}",
+        sentence=f"in {counted(len(contents.runs), 'run')}: {meaning}",
         status=status,
     )
 
@@ -209,7 +210,7 @@ def _audits(contents: Contents) -> Headline:
     sentence = f"{total:,} identities"
     if planted:
         caught = sum(audit.as_expected for audit in planted)
-        sentence += f"; {caught} of {len(planted)} planted {_plural('defect', len(planted))} found"
+        sentence += f"; {caught} of {counted(len(planted), 'planted defect')} found"
     if unexpected:
         sentence += f"; look at {unexpected[0]}"
     unknown = any(audit.status is Status.INCONCLUSIVE for audit in contents.audits)
@@ -225,7 +226,7 @@ def _attention(contents: Contents) -> Headline:
     heads = sum(probe.heads for probe in contents.attention)
     return Headline(
         label="Attention",
-        figure=f"{heads:,} {_plural('head', heads)}",
+        figure=f"{counted(heads, 'head')}",
         sentence="zero row sums and rank bounds of their energy fields",
         status=overall(*(probe.status for probe in contents.attention)),
     )
@@ -238,10 +239,6 @@ def _laws(contents: Contents) -> Headline:
     return Headline(
         label="Laws",
         figure=f"{numbers:,} numbers",
-        sentence=f"conserved by {laws:,} {_plural('law', laws)} of {models} {_plural('model', models)}",
+        sentence=f"conserved by {counted(laws, 'law')} of {counted(models, 'model')}",
         status=None,
     )
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"

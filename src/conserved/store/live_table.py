@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from conserved.alarm import Alarm, group_alarms
 from conserved.optional import require
+from conserved.output.lines import counted
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
 
@@ -85,7 +86,7 @@ class LiveTable(Sink):
 def _line(record: StepRecord) -> str:
     """Return one record on one line; a monitor of attention has readings and no laws."""
     worst = max(record.entries(), key=lambda entry: entry.excess, default=None)
-    text = f"{len(record.alarms)} alarms"
+    text = counted(len(record.alarms), "alarm")
     if worst is not None:
         errors = record.errors("law")
         mean = sum(errors.values()) / len(errors)

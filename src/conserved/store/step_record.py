@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from conserved.alarm import Alarm
+from conserved.output.lines import counted
 from conserved.plain_data import record_of
 
 FIELDS = (
@@ -54,6 +55,16 @@ class Entry:
     predicted: float
     moved: float
     rate: float
+
+    def __repr__(self) -> str:
+        return f"<Entry of {self.law}, step {self.step}: {self.observed:.2g}>"
+
+    def __str__(self) -> str:
+        causes = " ".join(f"{part:+.2g} {cause}" for cause, part in self.causes.items() if part)
+        return (
+            f"{self.law}, step {self.step}: changed by {self.observed:+.2g} = {causes or 'nothing'} "
+            f"{self.residual:+.1g} unaccounted for (rounding explains {self.bound:.1g})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +115,8 @@ class StepRecord:
 
     def __repr__(self) -> str:
         skipped = ", skipped" if self.skipped else ""
-        return f"<StepRecord: step {self.step}, {len(self.laws)} laws, {len(self.alarms)} alarms{skipped}>"
+        size = f"{counted(len(self.laws), 'law')}, {counted(len(self.alarms), 'alarm')}"
+        return f"<StepRecord: step {self.step}, {size}{skipped}>"
 
     def entries(self, *, above: tuple[str, float] | None = None) -> list[Entry]:
         """Return the numbers of every law by name.

@@ -26,6 +26,7 @@ from conserved.inference.live import FirstCallsOfParts, forget_model, in_parts, 
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.laws.renaming import laws_for
+from conserved.output.lines import counted
 from conserved.rank_agreement import (
     NotTogetherError,
     RankAgreement,
@@ -244,7 +245,8 @@ class Monitor(RunResults):
     def _check_filter(self, laws: LawSet) -> None:
         """Raise ValueError if `where` selects none of the laws that were given."""
         if self._where is not None and len(laws) and not len(laws.select(selector(self._where))):
-            raise ValueError(f"Expected `where` to select a law, got {self._where!r}. There are {len(laws)} laws.")
+            known = counted(len(laws), "law")
+            raise ValueError(f"Expected `where` to select a law, got {self._where!r}. The model has {known}.")
 
     def _listen(self) -> None:
         """Put the hooks that need no laws on the optimizers and the model."""

@@ -13,6 +13,7 @@ from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit
 from conserved.boundary import LAWS, Boundary, Condition
 from conserved.laws import Dropped, LawSet, Reference
+from conserved.output.lines import counted
 from conserved.store.step_record import By, Entry, StepRecord
 from conserved.symmetry import Tensors
 from conserved.tracking import run_summary
@@ -63,7 +64,7 @@ class RunResults:
         budget = self._budget
         allowed = f"{100 * budget.share:.2g} %" + (f" or {1e3 * budget.least:.0f} ms" if budget.least else "")
         if isinstance(self._every, int):
-            return f"account every {self._every} step{'s' if self._every > 1 else ''}"
+            return f"account every {counted(self._every, 'step')}"
         if self.count > 1:
             return f"account every {self.every} step{'s' if self.every > 1 else ''} ({allowed})"
         return f"account as often as {allowed} a step allow{'s' if not budget.least else ''}"
@@ -217,8 +218,9 @@ class RunResults:
         return self.summary()
 
     def __repr__(self) -> str:
-        known = "laws not known yet" if self.waiting else f"{len(self.laws)} laws"
-        return f"<Monitor: {known}, {self.count} steps, {len(self.audits)} audits, {len(self.alarms)} alarms>"
+        known = "laws not known yet" if self.waiting else counted(len(self.laws), "law")
+        ran = f"{counted(self.count, 'step')}, {counted(len(self.audits), 'audit')}"
+        return f"<Monitor: {known}, {ran}, {counted(len(self.alarms), 'alarm')}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for notebooks, alarms first."""

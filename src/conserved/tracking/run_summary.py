@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conserved.output import html
+from conserved.output.lines import counted
 from conserved.verdict import Status
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 def summary(monitor: RunResults) -> str:
     """Return alarms first, then the last audit and the drift, as text."""
     alarms, audits, last = monitor.alarms, monitor.audits, monitor.last_audit
-    lines = [f"{len(alarms)} alarm{'s' if len(alarms) != 1 else ''} in {monitor.count:,} steps"]
+    lines = [f"{counted(len(alarms), 'alarm')} in {counted(monitor.count, 'step')}"]
     lines += [f"  {alarm}" for alarm in alarms]
     if monitor.waiting:
         return "\n".join([*lines, "The laws are not known yet: they are read off the first forward pass."])
@@ -22,13 +23,13 @@ def summary(monitor: RunResults) -> str:
         refuted = sum(audit.status == Status.REFUTED for audit in audits)
         left_open = sum(not audit.conclusive and audit.status != Status.REFUTED for audit in audits)
         lines.append(
-            f"{len(audits)} audits, {refuted} refuted, {left_open} not conclusive; the last in step "
+            f"{counted(len(audits), 'audit')}, {refuted} refuted, {left_open} not conclusive; the last in step "
             f"{audits[-1].step}: {last.badge}, largest residual {audits[-1].excess:.2g} of what rounding explains"
         )
         lines += [f"  {text}" for text in last.coverage.lines()]
     if monitor.records:
         drift = monitor.records[-1].errors("family")
-        lines.append(f"{len(monitor.laws)} laws; relative drift since the start (normal under Adam):")
+        lines.append(f"{counted(len(monitor.laws), 'law')}; relative drift since the start (normal under Adam):")
         lines += [f"  {family}: {value:.2e}" for family, value in drift.items()]
     return "\n".join(lines)
 

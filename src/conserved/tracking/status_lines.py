@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conserved.inference.reading_progress import PROGRESS
+from conserved.output.lines import counted
 from conserved.tracking.identities.finding import name_tensors
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _watched(monitor: Monitor) -> list[str]:
     covered = {name for symmetry in laws for name in symmetry.parameters}
     sizes = {name: p.numel() for name, p in monitor.model.named_parameters() if p.requires_grad}
     share = sum(size for name, size in sizes.items() if name in covered) / max(sum(sizes.values()), 1)
-    text = f"watching {len(laws)} law{'s' if len(laws) > 1 else ''}, {100 * share:.0f} % of parameters"
+    text = f"watching {counted(len(laws), 'law')}, {100 * share:.0f} % of parameters"
     sensitivity = next((entry.sensitivity for entry in monitor.audits if entry.sensitivity is not None), None)
     if sensitivity is not None and sensitivity <= 1:
         text += f", errors above {_percent(sensitivity)} visible"
@@ -109,7 +110,7 @@ def closing_line(monitor: Monitor) -> str:
     """Return how the run went: steps, audits, what it cost, alarms, and the parts that are off."""
     alarms, audits = len(monitor.alarms), len(monitor.audits)
     text = (
-        f"{monitor.count:,} step{'s' if monitor.count != 1 else ''}, {audits} audit{'s' if audits != 1 else ''}, "
+        f"{counted(monitor.count, 'step')}, {counted(audits, 'audit')}, "
         f"{alarms or 'no'} alarm{'s' if alarms != 1 else ''}; took {1e3 * monitor.cost:.2g} ms a step"
     )
     parts = [text, *monitor.take_notes(), *([] if monitor.state == "watching" else [monitor.state])]

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
+from conserved.output.lines import counted
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import coupled_spaces, rotatable
 from conserved.transform.coupling import exchanges as equal_units
 from conserved.transform.finding import example_call, symmetries_of
-from conserved.transform.gauge_fixing import fix_scales
+from conserved.transform.gauge_fixing import RoundedAnew, fix_scales
 from conserved.transform.invariants import orthogonal_invariants, rotating_spaces
 from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
 
@@ -170,12 +171,12 @@ class Fingerprint(PrintableResult):
         return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
-        return f"<Fingerprint {self.digest}: {len(self.numbers)} parameters>"
+        return f"<Fingerprint {self.digest}: {counted(len(self.numbers), 'parameter')}>"
 
     def summary(self) -> str:
         """Return the digest and the size of what it identifies as text."""
         return (
-            f"fingerprint {self.digest} of {len(self.numbers)} parameters\n"
+            f"fingerprint {self.digest} of {counted(len(self.numbers), 'parameter')}\n"
             "  equal for all checkpoints on one orbit of the symmetries; .difference(other) compares two"
         )
 
@@ -207,6 +208,7 @@ def fingerprint(
     *args: Any,
     laws: LawSet | None = None,
     exchanges: Iterable[Symmetry] | None = None,
+    rounding_seed: int | None = None,
     **kwargs: Any,
 ) -> Fingerprint:
     """Return numbers that identify a checkpoint wherever on its orbit it is: no symmetry changes them.
@@ -221,6 +223,8 @@ def fingerprint(
         laws: the symmetries, which a dictionary and a `Checkpoint` need.
         exchanges: spaces whose entries may change places or be rotated, as `conserved.transform.coupled_spaces` reads
             them off a model. They are looked for where neither they nor laws are given.
+        rounding_seed: take the numbers of weights with random errors as large as their rounding, drawn with this
+            seed. The difference to the fingerprint without is what rounding explains.
         **kwargs: more example inputs, by name.
 
     Returns:
@@ -243,6 +247,8 @@ def fingerprint(
         tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
         names = [name for name, tensor in tensors.items() if _counts(tensor)]
         source = Weights(target)
+    if rounding_seed is not None:
+        source = RoundedAnew(source, rounding_seed)
     spaces = rotating_spaces([*gauge.exact, *gauge.exchanges])
     with torch.no_grad():
         invariants = orthogonal_invariants(fix_scales(source, gauge.exact), names, spaces)

@@ -145,6 +145,10 @@ class Checkpoint(Weights):
         self.read_bytes += entry.size
         return torch.frombuffer(data, dtype=TYPES[entry.code]).reshape(entry.shape)
 
+    def precision(self, name: str) -> torch.dtype:
+        """Return the precision a tensor is stored in."""
+        return TYPES[self._stored_tensor(name).code]
+
     def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
         """Return a tensor in a precision that moves are computed in.
 

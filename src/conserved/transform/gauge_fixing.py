@@ -7,6 +7,7 @@ planes, exchanges of equal units.
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -99,3 +100,29 @@ def fix_scales(source: Weights, exact: Sequence[Symmetry]) -> FixedGauge:
     for symmetry, element in reversed(list(balanced.inverse.items())):
         fixed.move(symmetry, symmetry.kind.inverse(element))
     return fixed
+
+
+class RoundedAnew(Weights):
+    """Weights read with random errors as large as those of rounding them once more, the same in every reading.
+
+    Args:
+        source: a model's weights or a `Checkpoint`, which stays as it is.
+        seed: of the errors.
+    """
+
+    def __init__(self, source: Weights, seed: int) -> None:
+        self._source, self._seed = source, seed
+        self.state, self.written = {}, []
+
+    def movable(self, name: str, symmetry: Symmetry) -> None:
+        self._source.movable(name, symmetry)
+
+    def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
+        """Return a copy in float64 with errors of up to half a spacing."""
+        tensor = self._source.read(name)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ self._seed)
+        errors = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device) - 0.5
+        return tensor * (1 + torch.finfo(self._source.precision(name)).eps * errors)
+
+    def write(self, work: Mapping[str, Tensor]) -> None:
+        """Keep the source as it is."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.laws.shared_memory import memory_of, overlapping
+from conserved.output.lines import counted
 from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, UnmovableError, View, whole
 from conserved.transform.elements import validate_element
@@ -50,7 +51,7 @@ class MovedWeights(PrintableResult):
     def count(self) -> str:
         """How many symmetries moved how many tensors, in words."""
         several = len(self.moved), len(self.parameters)
-        return f"{several[0]} {'symmetry' if several[0] == 1 else 'symmetries'} moved {several[1]} tensors"
+        return f"{counted(several[0], 'symmetry', 'symmetries')} moved {counted(several[1], 'tensor')}"
 
     def __repr__(self) -> str:
         return f"<MovedWeights: {self.count}>"
@@ -296,6 +297,10 @@ class Weights:
         tensor = self._tensors[name].detach()
         dtype = torch.promote_types(tensor.dtype, least)
         return whole(tensor).to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def precision(self, name: str) -> torch.dtype:
+        """Return the precision a tensor is stored in."""
+        return self._tensors[name].dtype
 
     @contextmanager
     def complete(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import importlib
 import json
@@ -116,8 +117,11 @@ def claims(pattern: str | None = None) -> list[Claim]:
         if claim.code.lower().startswith(wanted) or fnmatch.fnmatchcase(claim.code.lower(), wanted)
     ]
     if not result:
-        there = ", ".join(claim.code for claim in everything)
-        raise NoSuchClaimError(f"No claim matches {pattern!r}. There are: {there}.")
+        codes = {claim.code.lower(): claim.code for claim in everything}
+        near = [codes[code] for code in difflib.get_close_matches(wanted, codes)]
+        meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        sources = ", ".join(dict.fromkeys(claim.code.partition(".")[0] for claim in everything))
+        raise NoSuchClaimError(f"No claim matches {pattern!r}.{meant} Codes begin with {sources}.")
     return result
 
 
