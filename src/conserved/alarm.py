@@ -97,7 +97,7 @@ class Alarm:
     rank: int | None = None
     """The process it is about; None outside a distributed run."""
     headline: str = ""
-    """What happened and to which tensors, where the first sentence of the message does not say it."""
+    """The event and its tensors, where the first sentence of the message does not name them."""
 
     @property
     def kind(self) -> str:

@@ -30,7 +30,7 @@ class _Replaced(NamedTuple):
 
 @dataclass(slots=True)
 class _Outcome:
-    """What the wrapped function itself did in one call: its result, or the exception that is the user's own."""
+    """The outcome of the wrapped function in one call: its result, or the exception that is the user's own."""
 
     done: bool = False
     result: Any = None
@@ -46,7 +46,7 @@ class _Under(threading.local):
 
 
 class Listeners(Generic[T]):
-    """Who listens to some functions now, and the functions of ours that stand in their places meanwhile.
+    """The listeners of some functions, and the wrappers that replace these functions meanwhile.
 
     Listeners are held weakly. What stands in a module of PyTorch lasts as long as the process, and would keep a model
     whose monitor was dropped without being closed, with all its memory.

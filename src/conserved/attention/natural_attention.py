@@ -34,7 +34,7 @@ Metric = Literal["gauss-newton", "tokens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Seen:
-    """What the last forward pass saw."""
+    """Tensors of the last forward pass."""
 
     x: Tensor
     weights: Tensor

@@ -72,7 +72,7 @@ class AuditHook:
         self.audits = 0
         """How many there were."""
         self.laws = laws
-        """What is tested; None before it is inferred."""
+        """The laws that are tested; None before they are inferred."""
         self._model, self._every, self._on_failure = model, every, on_failure
         self._precision, self._unused = precision, unused
         self._first = FirstCall(model, loss=loss) if laws is None else None

@@ -1,4 +1,4 @@
-"""What an audit found: a row for each identity, findings about single gradients, one verdict, and how it is printed."""
+"""The result of an audit: a row for each identity, findings about single gradients, one verdict, and its summary."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a backward pass left behind, which laws of the model it can be held against, and what is left of their
-identities beside what rounding explains."""
+"""A backward pass that has run: its parameters and gradients, the laws that can be tested, and their residuals."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class StoredTypes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardPass:
-    """What a backward pass left behind, and the laws it is held against."""
+    """The parameters and gradients of a backward pass, and the laws that are tested on them."""
 
     model: nn.Module
     laws: LawSet
@@ -235,7 +234,7 @@ class Residuals:
     residuals: NDArray[np.float64]
     limits: NDArray[np.float64]
     floors: NDArray[np.float64]
-    """What the rounding of stored gradients leaves; above it a residual is looked into."""
+    """The residual that rounding of stored gradients leaves; larger ones are diagnosed."""
     nearly: NDArray[np.bool_]
     """Laws that still hold only up to ε."""
 

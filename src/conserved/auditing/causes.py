@@ -1,4 +1,4 @@
-"""What a broken identity suggests: the tensors it stands between, a factor that would mend it, and usual causes.
+"""Suggestions from a broken identity: the tensors it relates, a factor that would mend it, and usual causes.
 
 Each family of laws tests one segment of the backward pass. What goes wrong there in practice is known from the bug
 reports of attention kernels, sharded norms and fused experts; docs/audit.md cites them.

@@ -43,7 +43,7 @@ LOGGER = logging.getLogger("conserved.audit")
 
 
 class Origin(Enum):
-    """What a residual above the floor turned out to be."""
+    """The origin of a residual above the floor."""
 
     ROUNDING = "rounding"
     TRANSIENT = "not reproducible"

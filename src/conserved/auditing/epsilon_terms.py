@@ -43,7 +43,7 @@ Key = tuple[str, bool, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RightHandSide:
-    """What the identity of a law equals, one number for each of its rows, and the square of what that is made of."""
+    """The value of a law's identity, one number for each of its rows, and the squares of its terms."""
 
     value: NDArray[np.float64]
     spread: float
@@ -324,7 +324,7 @@ class EpsilonTerms:
 
 @dataclass(frozen=True, eq=False)
 class _Listener:
-    """Whose norms are listened to, and which of its modules are running."""
+    """The owner of the norms that are listened to, with its modules that are running."""
 
     follow: Callable[[str, Tensor, Tensor, NormCall], None]
     running: list[str]
@@ -342,7 +342,7 @@ class _Written:
     parameter: str | None
     """The parameter that it multiplies by, if it does so; else its gain is asked of it at every call."""
     offset: float = 0.0
-    """What is added to the parameter."""
+    """The constant that is added to the parameter."""
 
     @staticmethod
     def of(module: nn.Module, epsilon: float) -> _Written | None:

@@ -32,7 +32,7 @@ class EvalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvalResult(PrintableResult):
-    """What was asked of a model in eval mode."""
+    """The properties that were tested of a model in eval mode."""
 
     rows: tuple[EvalRow, ...]
 

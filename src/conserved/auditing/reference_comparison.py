@@ -332,7 +332,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Floor:
-    """What is added to sampled rounding: storing a gradient once, and sums in single precision."""
+    """Rounding added to what was sampled: storing a gradient once, and sums in single precision."""
 
     stored: float
     sums: float

@@ -1,4 +1,4 @@
-"""What an audit covers: the parameters and modules that tested identities span, and those that none does."""
+"""The coverage of an audit: parameters and modules that tested identities span, and those that none does."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class UndecidedError(ConservedError, ArithmeticError):
 
 
 class ElementaryFunctions(ABC):
-    """What differentiating needs of numbers beyond +, − and ×."""
+    """Functions of numbers that differentiation needs beyond +, − and ×."""
 
     @abstractmethod
     def apply(self, function: str, a: Any) -> Any:
@@ -45,7 +45,7 @@ class ElementaryFunctions(ABC):
 
 
 class Numbers(ElementaryFunctions):
-    """What a program needs of its numbers beyond +, − and ×, which NumPy takes from the numbers themselves."""
+    """Operations on numbers that a program needs beyond +, − and ×, which NumPy takes from the numbers themselves."""
 
     @abstractmethod
     def array(self, values: Sequence[float | int | Fraction], shape: tuple[int, ...]) -> Array:

@@ -1,4 +1,4 @@
-"""What a certificate carries, and how it is written to and read from JSON; nothing in a file is executed."""
+"""The contents of a certificate, and how JSON stores them; nothing in a file is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What redoing the proofs of a certificate takes, counted before anything is computed, and refused if it is too much.
+"""The cost of redoing the proofs of a certificate, estimated before anything is computed and refused if too large.
 
 A file of a few kilobytes can describe tensors of millions of entries: a product of a column and a row, many times
 over. Limits are therefore on the whole: on the numbers that are held at once, and on the products that are made.

@@ -48,7 +48,7 @@ _LEAVING = {
     torch.Tensor.register_post_accumulate_grad_hook: "Tensor.register_post_accumulate_grad_hook",
     torch.Tensor.detach_: "Tensor.detach_",
 }
-"""What takes a value out of sight, or puts something of its own into the backward pass."""
+"""Functions that hide a value from autograd, or add code of their own to the backward pass."""
 
 
 class _Marking(TorchDispatchMode):

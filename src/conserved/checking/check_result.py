@@ -1,4 +1,4 @@
-"""What a check found: every test by gradient, failures with place and meaning, what could not be tested, a verdict."""
+"""The result of a check: every test by gradient, failures with location and meaning, untested parts, a verdict."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _USEFUL = 0.5
 """A relation that allows more than this share of a gradient tests nothing."""
 
 REFUSALS = (Exception,)
-"""What a kernel may raise on inputs it refuses: anything."""
+"""Exceptions that a kernel may raise on inputs it refuses: any."""
 
 
 def compare(

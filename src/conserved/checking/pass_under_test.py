@@ -1,4 +1,4 @@
-"""What every test of a backward pass needs: one pass, its outputs and gradients, their noise, and the time left."""
+"""The pass that every test of a backward uses: its outputs and gradients, their noise, and the time left."""
 
 from __future__ import annotations
 

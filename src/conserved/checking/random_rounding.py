@@ -1,4 +1,4 @@
-"""What rounding of intermediate results explains: a function run with every result of an operator rounded at random.
+"""The error that rounding of intermediate results explains: every result of an operator is rounded at random.
 
 A sort of nearly equal numbers, a difference of large terms and a mean over equal entries answer to rounding by more
 than their inputs show. Moving the inputs by a rounding does not see that; rounding every result does (Parker, Monte

@@ -23,7 +23,7 @@ from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
 Dynamics = Literal["gradient", "heavy_ball"]
-"""What moves the parameters."""
+"""The dynamics that move the parameters."""
 
 _TRUSTED = 1e-4
 """Derivatives further than this from finite differences are not believed."""

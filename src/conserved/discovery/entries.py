@@ -46,7 +46,7 @@ class _Row:
 
     @property
     def signature(self) -> tuple[tuple[str, float, int], ...]:
-        """What relations of one symmetry have in common."""
+        """The key that relations of one symmetry share."""
         return tuple((*term, len(p)) for term, p in zip(self.terms, self.places, strict=True))
 
 

@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closure:
-    """What was found at one point: the rank after each level of brackets, and how clearly."""
+    """The result at one point: the rank after each level of brackets, and how clear it is."""
 
     theta: Float[Tensor, " D"]
     ranks: tuple[int, ...]

@@ -41,7 +41,7 @@ _FAINTEST = 1e-15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """What vectors are multiplied with before their rank is taken, and what is known about their rounding."""
+    """The scales that vectors are multiplied with before their rank is taken, and estimates of their rounding."""
 
     scale: Float[Tensor, " D"] | None
     """None where all entries are of comparable size."""

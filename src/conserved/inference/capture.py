@@ -118,7 +118,7 @@ class CapturedProgram:
     branches: list[str] = field(default_factory=list)
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
     hidden: list[str] = field(default_factory=list)
-    """What it reads or changes beside its tensors: another call may compute something else."""
+    """State besides tensors that it reads or changes: another call may compute something else."""
     sized_by_data: bool = False
     """Whether shapes depend on values: other inputs may read other parts of a parameter."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class CapturedProgram:
 
     @property
     def decisions(self) -> str:
-        """What may make another call go another way, in words; empty if nothing was seen that does."""
+        """Reasons why another call may take another path, in words; empty if none was seen."""
         lines = list(dict.fromkeys(self.branches))
         numbers = [f"numbers it reads, in {', '.join(lines[:2])}"] if lines else []
         return "; ".join([*self.hidden[:2], *numbers])

@@ -1,4 +1,4 @@
-"""What operators may say about types: equal, zero, multiplied, contracted, summed, normalised.
+"""The statements that operators make about types: equal, zero, multiplied, contracted, summed, normalised.
 
 An `Engine` holds the unknowns (charges, shifts, which atoms mix) and the few relations from which all rules for
 operators are built. Every relation is sound by itself: it allows only motions of its inputs and outputs that the

@@ -47,7 +47,7 @@ class _Place:
 
     @property
     def alike(self) -> tuple[int, int, bool, float]:
-        """What motions share that are rows of one law."""
+        """The key that motions share if they are rows of one law."""
         return self.region, self.field, self.shift, float(self.power)
 
 

@@ -1,4 +1,4 @@
-"""What a program reads or changes beside its tensors: the clock, files, chance, and state that its calls leave behind.
+"""Inputs and outputs of a program besides its tensors: the clock, files, chance, and state that calls leave behind.
 
 No operation on tensors shows these, and a second call with the same inputs may compute the same by luck. So two things
 are looked at while the program runs. A profiler is told of every call of a function written in C: whoever asks for the
@@ -111,7 +111,7 @@ _REDUCED = ("builtins", "itertools", "collections", "random", "_random", "array"
 
 
 class _Kind(enum.Enum):
-    """Whose code a function is."""
+    """The owner of a function's code."""
 
     PROGRAM = enum.auto()
     STANDARD = enum.auto()

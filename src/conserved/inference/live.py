@@ -210,12 +210,12 @@ class _Known:
 
 
 class CachedLaws:
-    """What was found out about a model, kept in the model: they go together, whatever else its parameters hold."""
+    """Laws and parts of a model, cached in the model itself, so that both live equally long."""
 
     def __init__(self, model: nn.Module) -> None:
         self.owner = weakref.ref(model)
         self.waiting: FirstCall | None = None
-        """Whoever remembers the inputs of its first call."""
+        """The object that remembers the inputs of its first call."""
         self.laws: dict[str, _Known] = {}
         """By the loss they were inferred for."""
         self.walk: _Walk | None = None
@@ -323,7 +323,7 @@ class ModelParts:
     parameters: tuple[nn.Parameter, ...]
     """Wherever a module has one: those that are shared, several times."""
     state: Hashable
-    """What the laws of the model depend on besides its code, and the names of its parameters."""
+    """The state that the laws of the model depend on besides its code, and the names of its parameters."""
     named: dict[str, nn.Parameter]
     """Every parameter by its first name, filled in when names are asked for and kept while the model stays the same."""
 

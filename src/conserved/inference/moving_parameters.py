@@ -22,7 +22,7 @@ _SAME = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """What moving parameters along a symmetry did to outputs: their relative change, and that of half the motion."""
+    """The relative change of outputs when parameters move along a symmetry, and that of half the motion."""
 
     change: float
     half: float

@@ -23,7 +23,7 @@ WORDS = {
     "query_scale": ("q", "q_proj", "wq", "query", "to_q", "q_b_proj", "queries", "c_q"),
     "key_scale": ("k", "k_proj", "wk", "key", "to_k", "keys", "c_k"),
 }
-"""What the map is called that makes queries, or keys."""
+"""Usual names of the maps that make queries or keys."""
 
 
 @dataclass(slots=True)

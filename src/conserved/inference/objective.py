@@ -1,4 +1,4 @@
-"""What a model's result is judged by: which of the tensors it returns are trained on."""
+"""The objective of a model: which of the tensors it returns a loss is computed from."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Assembly:
         self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
         self.unviewable: list[str] = []
         self.parts: dict[str, list[LegPart]] = {}
-        """What every named symmetry is made of."""
+        """The parts that each named symmetry is made of."""
         self.rotations = Rotations(typing)
         self.factors: list[tuple[int, int, Field]] = [
             (number, index, factor)

@@ -36,7 +36,7 @@ class UnnamedSymmetry:
     batch: bool = False
     """Whether it is one of several heads."""
     family: str = ""
-    """What it is called, if that is known already."""
+    """Its name, if that is known already."""
 
     def signed(self) -> UnnamedSymmetry:
         """Make the degree of the first leg positive."""

@@ -95,12 +95,12 @@ def residual_evidence(name: str, residual: float, limit: float) -> Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Balance:
-    """What one reading of parameters and gradients gives, on the host."""
+    """The results of one reading of parameters and gradients, on the host."""
 
     residuals: NDArray[np.float64]
     """‖μ(θ, G)‖ over its scale, in [0, 1], of every symmetry of the plan."""
     scales: NDArray[np.float64]
-    """What each residual is relative to."""
+    """The size that each residual is relative to."""
     tested: NDArray[np.bool_]
     """Whether each identity says something: a gradient reached one of its legs, and not all of its legs are zero."""
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What was learned from running a program in float64 at random parameters: which inferred laws hold there."""
+"""The result of running a program in float64 at random parameters: which inferred laws hold there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProgramCheck:
     one_size: Mapping[str, str] = field(default_factory=dict)
     """Laws that hold at the given sizes of the inputs only, with a size at which they fail. They are not listed."""
     decisions: str = ""
-    """What may make another call of the program go another way, in words."""
+    """Reasons why another call of the program may take another path, in words."""
     residuals: Mapping[str, float] = field(default_factory=dict)
     """The largest relative residual of every law that was tested; of laws up to ε, with ε at zero."""
 

@@ -15,7 +15,7 @@ class RankGroup:
     """Processes that share a parameter: two groups of the same ranks are equal, whatever handles they have."""
 
     name: str = field(compare=False)
-    """What it is for, in words: "tensor parallel"."""
+    """Its purpose in words: "tensor parallel"."""
     ranks: tuple[int, ...]
     """Global ranks, in the order of the group."""
     handle: Any = field(compare=False, repr=False)

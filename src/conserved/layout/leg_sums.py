@@ -1,4 +1,4 @@
-r"""What a leg adds to its law, as few numbers that add up over processes.
+r"""The contribution of a leg to its law, as few numbers that add up over processes.
 
 A leg enters an identity through the products of its rows, t_ij = Σ_k θ_ik G_jk, and its scale through their squares
 q_ij = Σ_k θ_ik² G_jk². Both are sums over columns. Where the columns of a leg are cut over processes, adding up t, q

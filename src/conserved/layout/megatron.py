@@ -144,7 +144,7 @@ def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class ParameterOwner:
-    """What the module that owns a parameter says about it."""
+    """Attributes of the module that owns a parameter."""
 
     tensor: RankGroup | None = None
     """The tensor-parallel group that it names; None for one of a single process."""

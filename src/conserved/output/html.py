@@ -1,4 +1,4 @@
-"""What results look like in a notebook: escaped, small, and legible on light and on dark backgrounds.
+"""Results as HTML in a notebook: escaped, small, and legible on light and on dark backgrounds.
 
 Text has the colour of its surroundings and nothing has a background but the word of a verdict, which brings its own
 pair of colours (contrast above 4.5). Styles are inline: viewers that strip style sheets keep them.

@@ -1,4 +1,4 @@
-"""What results share: `print` shows the summary, and a notebook shows it compactly."""
+"""The base of results: `print` shows the summary, and a notebook shows it compactly."""
 
 from __future__ import annotations
 

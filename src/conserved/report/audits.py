@@ -42,7 +42,7 @@ class AuditSection:
     unclaimed: int
     blind: str
     expected: str
-    """What the audit was expected to find, where something was planted for it."""
+    """The finding that was expected, where a defect was planted."""
 
     @property
     def as_expected(self) -> bool:

@@ -15,7 +15,7 @@ _FAMILIES_DRAWN = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """What several runs did to the same laws."""
+    """The drift of the same laws in several runs."""
 
     table: ReportTable
     plots: tuple[Plot, ...]

@@ -1,4 +1,4 @@
-"""What a report shows, read from a run store in one moment, also while others write to it."""
+"""The contents of a report, read from a run store at one moment, also while others write to it."""
 
 from __future__ import annotations
 

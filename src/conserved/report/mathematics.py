@@ -16,7 +16,7 @@ _ATTRIBUTES = frozenset(
     | {"width", "height", "depth", "lspace", "rspace", "minsize", "maxsize", "movablelimits", "notation"}
     | {"linethickness", "columnalign", "rowspacing", "columnspacing"}
 )
-"""What may stand in the page. LaTeX can ask for links and styles (\\href, \\style); those are not among them."""
+"""Elements that the page may contain. Links and styles of LaTeX (\\href, \\style) are not among them."""
 
 _NAMED = re.compile(r"\\(?:mathtt|texttt)\{((?:[^{}\\]|\\.)*)\}")
 _MARK = re.compile("\ue000(\\d+)\ue001")

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 _TAGS = re.compile(r"</?(?:sub|sup|b|i|extra)>|<br>", re.IGNORECASE)
-"""What labels of figures may hold to set type; it is left out, and everything else is shown letter by letter."""
+"""Tags that labels of figures may hold to set type; they are left out, and everything else is shown literally."""
 
 _COLOUR = re.compile(r"#[0-9a-fA-F]{3,8}|[a-z]{3,20}|rgba?\([0-9., %]{3,40}\)|var\(--[a-z0-9-]{1,20}\)")
 

@@ -29,7 +29,7 @@ class RunSection:
     status: Status
     message: str
     trouble: str
-    """What is wrong, in a few words; empty if nothing is."""
+    """The problem in a few words; empty if there is none."""
     started: str
     steps: int
     shown: int
@@ -91,7 +91,7 @@ _TROUBLES = {
     "stale": "gradients are not those of the parameters",
     "order": "monitor.step() is called before optimizer.step()",
 }
-"""What alarms of a code mean; any other is one of the account."""
+"""Meanings of the alarm codes; any other code is one of the account."""
 
 
 def _trouble(run: Digest) -> str:

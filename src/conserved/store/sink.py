@@ -1,4 +1,4 @@
-"""What every sink does: begin a run, take records, end."""
+"""The interface of sinks: begin a run, take records, end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a monitored step leaves behind: one row per law, errors by block, readings, alarms; plain data for sinks."""
+"""The record of a monitored step: one row per law, errors by block, readings, alarms; plain data for sinks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LawName:
 
 
 By = Literal["block", "layer", "family", "law"]
-"""What equation (10) is averaged over."""
+"""The groups that equation (10) is averaged over."""
 
 
 def average(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:

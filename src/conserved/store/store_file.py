@@ -26,7 +26,7 @@ _HINTS = {
     sqlite3.SQLITE_READONLY: "It may not be changed; check its permissions.",
     sqlite3.SQLITE_CANTOPEN: "Check that its folder is there and may be written to.",
 }
-"""What to do about SQLite's errors, by their codes."""
+"""Advice on SQLite's errors, by their codes."""
 
 
 class BrokenStoreError(InvalidInputError, OSError, sqlite3.DatabaseError):

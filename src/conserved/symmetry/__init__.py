@@ -1,4 +1,4 @@
-"""What a symmetry is: kinds of group, views of parameters, legs, the symmetry itself, and its law as a formula."""
+"""Symmetries: kinds of group, views of parameters, legs, the symmetry itself, and its law as a formula."""
 
 from conserved.symmetry.kind import Degree, Kind, NoBestPointError, UnmovableError
 from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation

@@ -1,4 +1,4 @@
-"""What computes moment maps, as a symmetry asks for it: mathematics says what is computed, `conserved.moment` how."""
+"""The interface between a symmetry and the evaluation of its moment map, which `conserved.moment` implements."""
 
 from __future__ import annotations
 

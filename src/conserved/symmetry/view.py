@@ -28,7 +28,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Pick = int | tuple[int, int] | None
-"""What a view takes along one grid axis: one index, a half-open range, or everything."""
+"""The part that a view takes along one grid axis: one index, a half-open range, or everything."""
 
 
 def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

@@ -1,4 +1,4 @@
-"""What makes a monitored step worth a person's attention; an alarm is a function of the step's record."""
+"""Alarm rules: functions of the record of a step that yield alarms."""
 
 from __future__ import annotations
 
@@ -99,4 +99,4 @@ class Growth:
 
 
 STANDARD: tuple[AlarmRule, ...] = (residual_above_rounding, faster_than_account)
-"""What a monitor looks for unless told otherwise."""
+"""The alarm rules of a monitor by default."""

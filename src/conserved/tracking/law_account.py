@@ -32,7 +32,7 @@ from conserved.tracking.watched_laws import Selection, Where
 
 
 class LawAccount:
-    """What a monitor knows once it knows the laws; the laws as they are when it is made are the reference."""
+    """The account of a monitor that knows the laws; their values at its creation are the reference."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class LawStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAccount:
-    """What one pass found for the laws of a stack, one row each."""
+    """The results of one pass for the laws of a stack, one row each."""
 
     law: Float[Tensor, "laws numbers"]
     """h(θ') after the step."""
@@ -70,7 +70,7 @@ class StepAccount:
 
 
 _SUMS = ("law", "sizes", "gradient_term", "second", "moved", "steepness")
-"""What is one tensor of every account, and is added up over legs and joined over batches."""
+"""Fields that are one tensor of every account, added up over legs and joined over batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +118,7 @@ class _Steps:
     numbers: dict[tuple[Hashable, bool], int] = field(default_factory=dict)
     """By coefficients, and for linear laws or others: where `weights` has them."""
     weights: list[_SlotWeights] = field(default_factory=list)
-    """What the account weighs each pair with."""
+    """The weight of each pair in the account."""
     known: dict[tuple[int, bool], tuple[Coefficients, PairedTensors]] = field(default_factory=dict)
     """By the identity of coefficients that many parameters share: how their tensors are paired, but for the tensors."""
 

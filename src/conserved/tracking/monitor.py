@@ -208,7 +208,7 @@ class Monitor(RunResults):
         self._signature: Signature | None = None
         """The parameters whose laws are watched."""
         self._outline: Outline | None = None
-        """What was compared last to see whether they are the same."""
+        """The last values compared, to notice changes."""
         self._clock, self._inside, self._computed = time.perf_counter(), 0.0, 0.0
         self._boundary.attempt(STEP, self._listen)
         # Half of the budget: the other half is for laws.

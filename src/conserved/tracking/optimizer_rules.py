@@ -1,4 +1,4 @@
-"""What each optimizer did to a parameter in its last step, read from its state afterwards and split by cause.
+"""The update each optimizer made to a parameter in its last step, read from its state and split by cause.
 
 A rule takes a `ParameterStep` and gives an `Update`: θ' = θ − U with U = rate · gradient + Σ parts. Parts are the
 stages an optimizer goes through, each the difference it makes to the one before, so that they add up to U exactly:

@@ -32,7 +32,7 @@ class PrecisionChangedError(ConservedError, RuntimeError):
 
 @dataclass(slots=True)
 class GroupSums:
-    """What the hyperparameters of one parameter group add up to over a run, as exact theory needs them."""
+    """Sums over a run of the hyperparameters of one parameter group, as exact theory needs them."""
 
     time: Scalar = 0.0
     """Σ lr: how long gradient flow would have taken."""

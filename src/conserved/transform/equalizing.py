@@ -183,7 +183,7 @@ def _objective(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Group:
-    """What was done to symmetries that share tensors; pairs are before and after, by name."""
+    """The outcome for symmetries that share tensors; pairs are before and after, by name."""
 
     elements: dict[Symmetry, Tensor]
     values: tuple[dict[str, float], dict[str, float]]

@@ -1,4 +1,4 @@
-"""What a point of the orbit can be chosen for, and the element that brings one symmetry there.
+"""Objectives by which a point of the orbit is chosen, and the element that leads one symmetry there.
 
 An objective looks at one symmetry at a time, with the weights as they are, and returns the element that is best for
 it. `equalize` goes round all symmetries until nothing moves any more.

@@ -34,7 +34,7 @@ class Noise:
     output: float = 0.0
     """Weights, one step for each output."""
     inputs: float = 0.0
-    """What the weights are multiplied with, one step for all of it."""
+    """The noise of the inputs, with one step for all of them."""
 
     def __add__(self, other: Noise) -> Noise:
         return Noise(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

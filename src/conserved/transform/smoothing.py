@@ -39,7 +39,7 @@ class Activation(Objective):
     spaces: str = "predicted"
     """"predicted" as above; "gains" for these alone, as SmoothQuant; "all" to ask for no prediction, as AWQ."""
     rounded: str = "any"
-    """What the prediction is for: "weights", "both" weights and what they read, or "any" if it is not known."""
+    """The rounding that is predicted: "weights", "both" weights and their inputs, or "any" if that is not known."""
     sweeps: int = 1
     _known: dict[Symmetry, list[Leg]] = field(default_factory=dict, init=False, repr=False)
 

@@ -12,7 +12,7 @@ class StepFinding:
     """One identity of a step that does not hold."""
 
     code: str
-    """What is wrong, in a word or two; `conserved.alarm.KINDS` says which arrow of a step it is about."""
+    """The problem in a word or two; `conserved.alarm.KINDS` says which arrow of a step it is about."""
     message: str
     """One sentence that says what happened, then what to do."""
     tensor: str = ""

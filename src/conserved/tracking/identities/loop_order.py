@@ -536,7 +536,7 @@ def _readable(rate: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    """What a restart changes besides the state of an optimizer: its rate, its parameters, or their values."""
+    """Settings that a restart changes besides the state of an optimizer: its rate, its parameters, or their values."""
 
     rate: float
     parameters: tuple[int, ...]

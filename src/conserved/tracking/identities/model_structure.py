@@ -18,7 +18,7 @@ from conserved.layout import has_flat_shards
 
 
 class ModelStructure:
-    """What a model is made of, as it was when its parts were looked up."""
+    """The modules and parameters of a model at the time they were looked up."""
 
     def __init__(self, parts: ModelParts) -> None:
         self.parts, self._model = parts, parts.model

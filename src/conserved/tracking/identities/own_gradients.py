@@ -62,7 +62,7 @@ class _Use:
 
 @dataclass(slots=True, eq=False)
 class _Listener:
-    """What happened to the gradient of one parameter since its optimizer stepped."""
+    """The history of one parameter's gradient since its optimizer stepped."""
 
     name: str
     used: _Use | None = None

@@ -24,7 +24,7 @@ _SERIAL = itertools.count()
 
 
 class RankExchange:
-    """What the processes of a run say about each step, each under its own key."""
+    """The exchange of records of each step between the processes of a run, each under its own key."""
 
     def __init__(self, purpose: str) -> None:
         # Private to torch, tried on 2.13; there is no public way to the store of the default group.

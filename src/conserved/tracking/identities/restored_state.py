@@ -33,7 +33,7 @@ class RestoredState(StepIdentity):
     def __init__(self) -> None:
         self._saved: Mapping[str, Any] | None = None
         self._before_pass: Mapping[str, Any] | None = None
-        """What a checkpoint has that the first pass after a resume changes."""
+        """The part of a checkpoint that the first pass after a resume changes."""
 
     @staticmethod
     def state(step: TrainingStep) -> dict[str, Any]:

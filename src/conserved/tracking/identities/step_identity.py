@@ -77,7 +77,7 @@ class TrainingStep:
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What may be meant or not, for the line at the start of a run or at its end."""
+    """Settings that may be intended or not, for the line at the start or the end of a run."""
     remarks: list[tuple[str, str]] = field(default_factory=list)
     """What a reader of the status should know and nobody need be alarmed by: a subject, and a sentence about it."""
     _structure: ModelStructure | None = None

@@ -22,7 +22,7 @@ _SPACINGS = 8.0
 """How many spacings of its stored value a weight may be off besides."""
 
 PRECISION = "precision"
-"""What remarks about the coarseness of weights are filed under."""
+"""The subject of remarks about the coarseness of weights."""
 
 _STEADY = 0.9
 """Share of the largest rate so far from which on a rate is at its height: ends of schedules move little."""
