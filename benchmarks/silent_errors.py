@@ -40,6 +40,7 @@ from error_programs import (
     kernels,
     loops,
     losses,
+    pairs,
     peers,
     processes,
     ranks,
@@ -50,6 +51,8 @@ from error_programs import (
     settings,
     states,
     structures,
+    tasks,
+    trainers,
     updates,
 )
 from error_programs.case import CASES, Case
@@ -57,7 +60,7 @@ from error_programs.case import CASES, Case
 PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
-    habits, kernels, restarts, peers, details,
+    habits, kernels, restarts, peers, details, trainers, tasks, pairs,
 )  # fmt: skip
 """The modules that fill the table."""
 
