@@ -195,7 +195,7 @@ def one_part_left_in_eval(wrong: bool) -> Monitor:
 
 
 @case(
-    "early stopping keeps the best weights by reference", *ANY, words="own|same|itself|copy|best", at=16,
+    "early stopping keeps the best weights by reference", *ANY, words="own|same|itself|copy|best", at=24,
     source="checkpointing by best = model.state_dict()",
 )  # fmt: skip
 def best_by_reference(wrong: bool) -> Monitor:
@@ -369,7 +369,7 @@ def average_runs_away(wrong: bool) -> Monitor:
 
 
 @case(
-    "an average is overwritten by the model at the end of every epoch", *ANY, words="average|copy|overwr", at=17,
+    "an average is overwritten by the model at the end of every epoch", *ANY, words="average|copy|overwr", at=8,
     source="yolov5 8979",
 )  # fmt: skip
 def average_overwritten(wrong: bool) -> Monitor:

@@ -280,6 +280,11 @@ class RandomState:
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return RandomState(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())
 
+    def same_as(self, other: RandomState) -> bool:
+        """Return whether generators of PyTorch are in the same state in both."""
+        pairs = zip((self.host, *self.devices), (other.host, *other.devices), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
     def restore(self) -> None:
         """Set every generator back."""
         torch.set_rng_state(self.host)

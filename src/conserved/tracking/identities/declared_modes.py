@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
-from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.model_structure import ModelStructure
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
 
@@ -23,6 +23,9 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 
 
 _SAID = "reported"
+
+_SEEDED, _SEEDED_STEPS = 3, 8
+"""Steps in a row that begin with the same random numbers, after which it is said; and steps in which that is asked."""
 
 
 class _DropoutSeen(TorchFunctionMode):
@@ -41,6 +44,10 @@ class _DropoutSeen(TorchFunctionMode):
             self.seen = name if on and rate else self.seen
         elif name == "scaled_dot_product_attention":
             self.seen = name if given.get("dropout_p", args[4] if len(args) > 4 else 0.0) else self.seen
+        elif name == "bernoulli_":
+            # A mask drawn with one rate for all entries, as stochastic depth draws its own.
+            rate = given.get("p", args[1] if len(args) > 1 else 0.5)
+            self.seen = name if isinstance(rate, float) and 0 < rate < 1 else self.seen
         return func(*args, **given)
 
 
@@ -69,6 +76,12 @@ class DeclaredModes(StepIdentity):
         """The state of the random numbers before an evaluation."""
         self._drops: _DropoutSeen | None = None
         self._suspicious, self._dropped = False, ""
+        self._evaluated = False
+        """Whether the model ran in eval mode and without gradients before."""
+        self._first_numbers: Tensor | None = None
+        """The state of the random numbers before the first pass of the last step."""
+        self._seeded, self._drawn = 0, False
+        """Steps in a row that began so, and whether the last one drew random numbers."""
         self._half_switched = False
         """Whether an evaluation ran with all layers in train mode and the model itself not."""
 
@@ -109,13 +122,24 @@ class DeclaredModes(StepIdentity):
             self._half_switched |= training and not module.training
             self._begin_evaluation(step, module)
             return
+        if not self._modes and step.number <= _SEEDED_STEPS:
+            self._look_at_seed(step)
         self._modes.add(training)
         device = next((p.device.type for p in module.parameters()), "cpu")
         enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         self._seen_autocast.add(torch.get_autocast_dtype(device) if enabled else None)
 
+    def _look_at_seed(self, step: TrainingStep) -> None:
+        """Remark that steps draw random numbers and all begin with the same ones."""
+        state, before = torch.get_rng_state(), self._first_numbers
+        self._first_numbers = state
+        again = before is not None and torch.equal(state, before) and self._drawn
+        self._drawn, self._seeded = False, self._seeded + 1 if again else 0
+        if self._seeded == _SEEDED - 1:
+            step.notes.append("steps begin with the same random numbers: is a seed set in every step?")
+
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
-        """Notice dropout in an evaluation: first that it draws random numbers, in the next one what draws them."""
+        """Notice dropout in the first evaluation; in a later one that it draws random numbers, and then what draws."""
         if self._drops is not None:
             drops, self._drops = self._drops, None
             drops.__exit__(None, None, None)
@@ -132,7 +156,10 @@ class DeclaredModes(StepIdentity):
             step.notes.append(remark)
         if self._dropped or self._drops is not None or any(m.training for m in step.structure.modules):
             return
-        if self._suspicious and not hasattr(module, "_orig_mod"):
+        first, self._evaluated = not self._evaluated, True
+        # A mode is part of what compiled code depends on: it is compiled again if there is a reason only.
+        compiled = any(_is_compiled(m) for m in (module, *step.structure.modules))
+        if (self._suspicious or (first and not compiled)) and not hasattr(module, "_orig_mod"):
             self._suspicious = False
             self._drops = _DropoutSeen()
             self._drops.__enter__()
@@ -166,6 +193,8 @@ class DeclaredModes(StepIdentity):
 
     def after_step(self, step: TrainingStep) -> None:
         modes, self._modes = self._modes, set()
+        if self._first_numbers is not None and not self._drawn and step.number <= _SEEDED_STEPS:
+            self._drawn = not torch.equal(torch.get_rng_state(), self._first_numbers)
         precisions, self._seen_autocast = self._seen_autocast, set()
         ungraded, self._ungraded = self._ungraded, 0
         sensitive = _mode_matters(step.structure)
@@ -179,6 +208,8 @@ class DeclaredModes(StepIdentity):
                     "model.train() after evaluating.",
                 )
             )
+        if self._steps == 1:
+            self._look_at_still_statistics(step)
         if ungraded and sensitive and self._quiet and self._steps:
             step.report(
                 StepFinding(
@@ -209,6 +240,28 @@ class DeclaredModes(StepIdentity):
                     )
                 )
             self._autocast = now
+
+    def _look_at_still_statistics(self, step: TrainingStep) -> None:
+        """Report batch norms that have run in two steps and whose running statistics are those of a new module.
+
+        With a momentum of zero they stay so. Who freezes statistics that were trained sets it as well.
+        """
+        norms = {name: m for name, m in step.model.named_modules() if isinstance(m, _NORMS) and m.momentum == 0}
+        still = [
+            name
+            for name, m in norms.items()
+            if m.training and m.running_mean is not None and m.running_var is not None and on_host(m.running_mean)
+            if not m.running_mean.any() and bool((m.running_var == 1).all())
+        ]
+        if still:
+            step.report(
+                StepFinding(
+                    code="mode",
+                    tensor=f"{still[0]}.running_mean",
+                    message=f"Running statistics of {name_tensors(still)} never move, as momentum is 0: in eval mode "
+                    "nothing is normalised. In PyTorch momentum is the weight of the new batch; the default is 0.1.",
+                )
+            )
 
     def _look_at_types(self, step: TrainingStep) -> None:
         """Report weights that have fewer bits than in the step before."""
@@ -305,6 +358,10 @@ def _mode_matters(structure: ModelStructure) -> str:
     if any(isinstance(m, _NORMS) and m.track_running_stats for m in modules):
         parts.append("batch normalisation by the batch")
     return " and ".join(parts)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _name(kind: torch.dtype) -> str:

@@ -22,7 +22,13 @@ from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints, varies
 from conserved.tracking.identities.rank_exchange import RankExchange
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed, is_plain
+from conserved.tracking.identities.step_identity import (
+    StepIdentity,
+    TrainingStep,
+    distributed,
+    grouped_parameters,
+    is_plain,
+)
 
 _EVERY_ON_DEVICE = 10
 """Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
@@ -235,7 +241,7 @@ class EqualReplicas(StepIdentity):
         if not wrapped and self._equal_start is not True:
             yield from self._different_starts(rank, number, theirs, own)
             return
-        yield from self._look_at_buffers(rank, number, theirs, own)
+        yield from self._look_at_buffers(step, rank, number, theirs, own)
         parameters = self._apart(rank, theirs["parameters"], own["parameters"])
         gradients = (
             self._apart(rank, theirs["gradients"], own["gradients"]) if theirs["gradients"] and own["gradients"] else []
@@ -259,7 +265,7 @@ class EqualReplicas(StepIdentity):
             self._different.setdefault(rank, finding)
             self._alone[rank] = self._alone.get(rank, 0) + 1
             yield from self._never_reduced(step, _PATIENCE, hooked=wrapped)
-        elif wrapped or rank in self._agreed:
+        elif wrapped or rank in self._agreed or (gradients and _is_network(step, gradients, own, self._names)):
             yield finding
         elif gradients and not self._noted_apart:
             # Parts of a model that is split by hand are as different.
@@ -322,7 +328,7 @@ class EqualReplicas(StepIdentity):
         return fingerprints([b for _, b in named]).tolist()
 
     def _look_at_buffers(
-        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+        self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
     ) -> Iterator[StepFinding]:
         """Yield buffers that agreed up to now and differ; running statistics differ from the first step on."""
         names = self._buffer_names
@@ -331,6 +337,9 @@ class EqualReplicas(StepIdentity):
         apart = set(_apart(theirs["buffers"], own["buffers"], names))
         agreed = self._buffers.get(rank)
         self._buffers[rank] = set(names) - apart if agreed is None else agreed - apart
+        constant = sorted(name for name in apart if not name.endswith(("running_mean", "running_var")))
+        if agreed is None and constant:
+            step.notes.append(f"from the start buffers differ between ranks: {name_tensors(constant)}")
         changed = [name for name in names if agreed and name in agreed and name in apart]
         if changed:
             assert self._exchange is not None
@@ -494,6 +503,22 @@ def _has_hook(called: nn.Module) -> bool:
 
 def _replicated(parameter: Tensor) -> bool:
     return is_plain(parameter) and not hasattr(parameter, "device_mesh")
+
+
+def _is_network(step: TrainingStep, names: list[str], own: dict[str, Any], every: list[str]) -> bool:
+    """Return whether names are those of one optimizer of several, and of whole parts of the model.
+
+    So are the networks of a game. Matrices that are split by hand stand in parts that have whole tensors as well.
+    """
+    if len(step.optimizers) < 2:
+        return False
+    known = step.names()
+    graded = {name for name, one in zip(every, own["gradients"], strict=True) if one}
+    parts = {name.partition(".")[0] for name in names}
+    return {name for name in graded if name.partition(".")[0] in parts} == set(names) and any(
+        {known.get(id(p), "") for p in grouped_parameters(optimizer)} & graded == set(names)
+        for optimizer in step.optimizers
+    )
 
 
 def _apart(theirs: list[int], own: list[int], names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 
 from conserved._torch_compat import BatchNormBase, version_of
 from conserved.symmetry.view import local
-from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.run_objects import RunObjects, parameter_ids, wrapped_ids
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
@@ -51,6 +52,12 @@ _SKIPPED = 2
 _ENTRIES = 16
 """Entries of each weight that say whether it moved."""
 
+_COUNTED = 4
+"""Steps whose passes are counted."""
+
+_RESTS = 3
+"""Steps in a row without one of an optimizer whose tensors are frozen, after which it is remarked."""
+
 _COUNTS = 8
 """Tensors whose step count is read."""
 
@@ -73,6 +80,9 @@ _WRITES_RATE = (
 
 _FOLLOWED = 1e-6
 """The share of its way to the model that an average goes in a step, below which it does not follow the model."""
+
+_FOLLOWING = 3
+"""Steps in which a copy has to be averaged before being equal to the model says that it was overwritten."""
 
 _APART = 1e-3
 """How far, relative to the weights, a model has to be from its average before that is asked."""
@@ -114,6 +124,22 @@ class LoopOrder(StepIdentity):
         self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
         """By copy of the model, how often it was written to, and entries of it and of the model."""
         self._standing: dict[int, int] = {}
+        self._following: dict[int, int] = {}
+        """By copy, steps in a row in which it moved and was not equal to the model."""
+        self._overwritten: set[int] = set()
+        self._factors: dict[int, tuple[float, int]] = {}
+        """By scheduler, the largest factor it has set, and steps in a row at the first rate squared."""
+        self._rest: dict[int, int] = {}
+        """By optimizer that has stepped, steps in a row that it did not."""
+        self._ever: set[int] = set()
+        """Optimizers that have stepped."""
+        self._fresh: dict[int, weakref.ref[Tensor] | None] = {}
+        """By optimizer, a gradient at the last step that any optimizer made."""
+        self._unused: dict[int, int] = {}
+        """By optimizer that never stepped, steps in a row with a gradient of its own that came after all steps."""
+        self._noted_attack = False
+        self._passes: list[int] = []
+        """Passes with gradients of every step, of the first few."""
         self._weights: Tensor | None = None
         """Some entries of the weights at the last step that no optimizer made."""
 
@@ -121,8 +147,17 @@ class LoopOrder(StepIdentity):
         self._weights = _some_weights(step)
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        if step.differentiable and step.passes == 2 and torch.is_grad_enabled() and not self._noted_attack:
+            self._look_at_attack(step)
         if self._objects is not None and torch.is_grad_enabled() and self._objects.schedulers:
             self._at_pass = self._scheduler_counts()
+
+    def _look_at_attack(self, step: TrainingStep) -> None:
+        """Remark that a pass for the gradient of its inputs has left gradients of weights to a pass without."""
+        held = (p for optimizer in step.optimizers for p in grouped_parameters(optimizer))
+        if not any(x.requires_grad for x in step.inputs) and any(p.grad is not None for p in held):
+            self._noted_attack = True
+            step.notes.append("a pass whose inputs need a gradient, as of an attack, is part of the step's gradient")
 
     def _scheduler_counts(self) -> dict[int, int]:
         assert self._objects is not None
@@ -163,6 +198,8 @@ class LoopOrder(StepIdentity):
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._stepped.add(id(optimizer))
+        self._ever.add(id(optimizer))
+        self._fresh = {id(other): _first_gradient(other) for other in step.optimizers if id(other) not in self._ever}
         self._counts[id(optimizer)] = _progress(optimizer)
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group and _readable(group["lr"])]
         largest = max(rates, default=math.inf)
@@ -189,8 +226,17 @@ class LoopOrder(StepIdentity):
 
     def after_step(self, step: TrainingStep) -> None:
         self._look_at_missing_steps(step)
+        self._look_at_passes(step)
+        self._look_at_idle_optimizers(step)
         if self._objects is None and self._stepped:
             self._objects = RunObjects.search(step.model)
+            # A network that is not trained, as of a perceptual loss, has gradients in eval mode; it may be meant.
+            shapes = [tuple(p.shape) for ref in self._objects.unheld if (p := ref()) is not None]
+            if shapes:
+                known = ", ".join(map(str, shapes[:2])) + (" …" if len(shapes) > 2 else "")
+                step.notes.append(
+                    f"{len(shapes)} parameters outside of the model have a gradient and no optimizer: {known}"
+                )
         if self._objects is not None:
             self._look_at_schedulers(step, self._objects)
             self._look_at_rivals(step, self._objects)
@@ -199,6 +245,47 @@ class LoopOrder(StepIdentity):
                 self._look_at_averages(step, self._objects)
                 self._look_at_copies(step, self._objects)
         self._stepped = set()
+
+    def _look_at_idle_optimizers(self, step: TrainingStep) -> None:
+        """Report an optimizer that never steps though passes for it come after the step of another.
+
+        A loop that steps the other one several times for one of this has no pass after that step.
+        """
+        for optimizer in step.optimizers if self._stepped and len(step.optimizers) > 1 else ():
+            tensors = grouped_parameters(optimizer)
+            rest = id(optimizer) in self._ever and id(optimizer) not in self._stepped
+            self._rest[id(optimizer)] = self._rest.get(id(optimizer), 0) + 1 if rest else 0
+            if self._rest[id(optimizer)] == _RESTS and not any(p.requires_grad for p in tensors):
+                step.notes.append(
+                    f"{type(optimizer).__name__} of {_names_of(step, optimizer)} made no step since step "
+                    f"{step.number - _RESTS}, and its tensors are frozen"
+                )
+            if step.number > _SEARCH:
+                continue
+            if id(optimizer) in self._ever or id(optimizer) not in self._fresh:
+                continue
+            before, now = self._fresh[id(optimizer)], _first_gradient(optimizer)
+            new = now is not None and (before is None or before() is not now())
+            # A gradient that is accumulated over steps is one tensor.
+            count = self._unused[id(optimizer)] = self._unused.get(id(optimizer), 0) + 1 if new else 0
+            if count == _SKIPPED:
+                step.report(
+                    StepFinding(
+                        code="no step",
+                        step=step.number - _SKIPPED + 1,
+                        message=f"{type(optimizer).__name__} of {_names_of(step, optimizer)} never made a step: "
+                        "backward() gives its tensors gradients after the other optimizer has stepped, and they are "
+                        "cleared. Is its step() called?",
+                    )
+                )
+
+    def _look_at_passes(self, step: TrainingStep) -> None:
+        """Remark that the first step has one pass and all others several, as where a count begins at zero."""
+        if len(self._passes) < _COUNTED and self._stepped and step.passes:
+            self._passes.append(step.passes)
+            first, *others = self._passes
+            if len(self._passes) == _COUNTED and first == 1 < min(others) == max(others):
+                step.notes.append(f"the first step has one pass and those after it have {others[0]}")
 
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
         """Report backward passes whose gradients are cleared without any step."""
@@ -355,6 +442,31 @@ class LoopOrder(StepIdentity):
                 )
             )
 
+    def _look_at_factor(self, step: TrainingStep, index: int, scheduler: Any) -> None:
+        """Report a function of a schedule that returns the rate itself, so that the rate is squared.
+
+        Warm-ups pass through that factor, and a decay by ten may reach it from above: neither stays there from below.
+        """
+        if type(scheduler) is not torch.optim.lr_scheduler.LambdaLR or index in self._said:
+            return
+        group, base = scheduler.optimizer.param_groups[0], float(scheduler.base_lrs[0])
+        if not _readable(group["lr"]) or base <= 0 or base >= 1:
+            return
+        factor = float(group["lr"]) / base
+        largest, count = self._factors.get(index, (0.0, 0))
+        same = abs(factor - base) <= 1e-6 * base and largest <= base * (1 + 1e-6)
+        self._factors[index] = (max(largest, factor), count + 1 if same else 0)
+        if same and count + 1 == _FAST:
+            self._said.add(index)
+            step.report(
+                StepFinding(
+                    code="rate",
+                    step=step.number - _FAST + 1,
+                    message=f"The function of LambdaLR returns {base:g}, which is the rate and not a factor of it: "
+                    f"steps are made at {base:g} × {base:g}. Return 1.0 for the rate that the optimizer was given.",
+                )
+            )
+
     def _look_at_rivals(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report two schedulers of one optimizer of which one overwrites what the other has set."""
         own = {id(one) for one in step.optimizers}
@@ -410,6 +522,7 @@ class LoopOrder(StepIdentity):
                     )
                 continue
             self._look_past_end(step, index, scheduler)
+            self._look_at_factor(step, index, scheduler)
             before, fast = self._pace.get(index, (count, 0))
             fast = fast + 1 if count - before > 1 else 0
             self._pace[index] = (count, fast)
@@ -450,6 +563,7 @@ class LoopOrder(StepIdentity):
             if before is None or version == before[0] or len(entries) != len(before[1]) or not self._stepped:
                 continue
             self._look_at_statistics(step, index, copy)
+            self._look_at_overwritten(step, index, before, entries, own)
             way, gone = own - before[1], entries - before[1]
             moving = way != 0
             coarse = any(torch.finfo(a.dtype).eps > _COARSE for a, _ in pairs)
@@ -472,6 +586,27 @@ class LoopOrder(StepIdentity):
                         f"the model: {cause}",
                     )
                 )
+
+    def _look_at_overwritten(
+        self, step: TrainingStep, index: int, before: tuple[int, Tensor, Tensor], entries: Tensor, own: Tensor
+    ) -> None:
+        """Report an average that has followed the model at a distance and is a copy of it all at once.
+
+        A copy that is made equal every few steps, as a target network is, never was anything else.
+        """
+        _, former, model_then = before
+        if not torch.equal(entries, own) and not torch.equal(entries, model_then):
+            follows = bool((entries != former).double().mean() > _MOVED)
+            self._following[index] = self._following.get(index, 0) + 1 if follows else 0
+        elif self._following.get(index, 0) >= _FOLLOWING and index not in self._overwritten:
+            self._overwritten.add(index)
+            step.report(
+                StepFinding(
+                    code="average",
+                    message="A copy of the model that was averaged with it in every step is equal to the model now: "
+                    "the average was overwritten. Is the model's state_dict loaded into it?",
+                )
+            )
 
     def _look_at_statistics(self, step: TrainingStep, index: int, average: nn.Module) -> None:
         """Report an average in eval mode whose batch norms have the statistics of before training."""
@@ -521,6 +656,20 @@ class LoopOrder(StepIdentity):
 def _entries(tensor: Tensor) -> Tensor:
     values = local(tensor.detach()).reshape(-1)
     return values[:: max(1, values.numel() // 256)].double()
+
+
+def _first_gradient(optimizer: Optimizer) -> weakref.ref[Tensor] | None:
+    """Return the first gradient of an optimizer that is not zero."""
+    for p in grouped_parameters(optimizer):
+        if p.grad is not None and is_plain(p.grad) and (not on_host(p.grad) or bool(local(p.grad).any())):
+            return weakref.ref(p.grad)
+    return None
+
+
+def _names_of(step: TrainingStep, optimizer: Optimizer) -> str:
+    """Return the names of some tensors of an optimizer."""
+    names = step.names()
+    return name_tensors([names.get(id(p), "a tensor") for p in grouped_parameters(optimizer)], 2)
 
 
 def _some_weights(step: TrainingStep) -> Tensor:

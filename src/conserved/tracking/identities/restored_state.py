@@ -46,6 +46,7 @@ class RestoredState(StepIdentity):
             "rates": _rates(step),
             "random": _print_of(torch.get_rng_state()),
             "batches": list(step.seen_batches),
+            "trained": _trained(step),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -97,6 +98,19 @@ class RestoredState(StepIdentity):
                 )
             )
 
+    def weights_given(self, step: TrainingStep, state: Mapping[str, Any]) -> None:
+        """Report a state dict in mid-run that holds the model's own tensors, so that loading it changes nothing."""
+        own = {name: p for name, p in step.model.named_parameters() if is_plain(p) and p.device.type != "meta"}
+        if step.number < 2 or not own or not all(_is_same_memory(state.get(name), p) for name, p in own.items()):
+            return
+        step.report(
+            StepFinding(
+                code="not restored",
+                message="The state dict that was loaded holds the model's own tensors, so that loading it changes "
+                "nothing: weights that were to be kept were trained on. Keep copy.deepcopy(model.state_dict()).",
+            )
+        )
+
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         saved, self._saved = self._saved, None
         if saved is None:
@@ -105,6 +119,7 @@ class RestoredState(StepIdentity):
         changed = [(a, b) for a, b in zip(saved.get("rates", ()), now["rates"], strict=False) if a != b]
         if changed:
             step.notes.append(f"the rate is {changed[0][1]:g} and was {changed[0][0]:g} when the checkpoint was saved")
+        self._look_at_frozen(step, saved.get("trained", ()))
         # Passes between the resume and the step update running statistics.
         buffers = {name for name, _ in step.model.named_buffers()}
         wrong = [
@@ -148,6 +163,22 @@ class RestoredState(StepIdentity):
                     )
                 )
 
+    def _look_at_frozen(self, step: TrainingStep, trained: Sequence[str]) -> None:
+        """Report parameters that the optimizer holds, that were trained before, and that are frozen now."""
+        own, held = step.structure.parameters, step.held()
+        frozen = [n for n in trained if n in own and not own[n].requires_grad and id(own[n]) in held]
+        if frozen:
+            step.report(
+                StepFinding(
+                    code="not restored",
+                    tensor=frozen[0],
+                    others=tuple(frozen[1:]),
+                    message=f"{name_tensors(frozen)} {'was' if len(frozen) == 1 else 'were'} trained when the checkpoint "
+                    "was saved, and the optimizer holds them, but requires_grad is False now: thaw them again after a "
+                    "resume.",
+                )
+            )
+
     def _compare(self, step: TrainingStep, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         options = [(a, b) for a, b in zip(before.get("options", ()), after["options"], strict=False) if a != b]
         if options and before["count"] == after["count"]:
@@ -179,6 +210,21 @@ class RestoredState(StepIdentity):
                 message=f"The state of {name} is not what the checkpoint was saved with: {cause}",
             )
         )
+
+
+def _is_same_memory(value: Any, parameter: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and is_plain(value)
+        and value.shape == parameter.shape
+        and value.data_ptr() == parameter.data_ptr() != 0
+    )
+
+
+def _trained(step: TrainingStep) -> list[str]:
+    """Return the names of parameters that need a gradient and that an optimizer holds."""
+    held = step.held()
+    return [name for name, p in step.structure.parameters.items() if p.requires_grad and id(p) in held]
 
 
 def _rates(step: TrainingStep) -> list[float]:

@@ -23,6 +23,8 @@ class RunObjects:
     averages: list[weakref.ref[Any]] = field(default_factory=list)
     copies: list[weakref.ref[Any]] = field(default_factory=list)
     """Modules with the parameters of the model, in other tensors that no optimizer holds."""
+    unheld: list[weakref.ref[Any]] = field(default_factory=list)
+    """Parameters outside of the model that have a gradient and that no optimizer of the process holds."""
 
     @staticmethod
     def search(model: nn.Module | None = None) -> RunObjects:
@@ -37,10 +39,15 @@ class RunObjects:
         for each in [item for item in everything if type(item) in lists]:
             if issubclass(type(each), Optimizer):
                 held |= parameter_ids(each)
+            elif issubclass(type(each), nn.Parameter):
+                if each.requires_grad and each.grad is not None:
+                    objects.unheld.append(weakref.ref(each))
             elif model is None or len({type(each), type(model)}) > 1 or _is_copy(each, model):
                 lists[type(each)].append(weakref.ref(each))
         alive = [(copy, module) for copy in objects.copies if (module := copy()) is not None]
         objects.copies = [copy for copy, module in alive if held.isdisjoint(map(id, module.parameters()))]
+        held |= set() if model is None else {id(p) for p in model.parameters()}
+        objects.unheld = [ref for ref in objects.unheld if id(ref()) not in held]
         return objects
 
     def _list_for(self, kind: type, model: nn.Module | None) -> list[weakref.ref[Any]] | None:
@@ -51,7 +58,7 @@ class RunObjects:
             return self.scalers
         if issubclass(kind, AveragedModel):
             return self.averages
-        if issubclass(kind, Optimizer):
+        if issubclass(kind, Optimizer | nn.Parameter):
             return []
         return self.copies if kind is type(model) else None
 

@@ -18,6 +18,12 @@ _SWITCH = "requires_grad"
 _SIMILAR = 0.9
 """Likeness of an attribute's name to `requires_grad` from which on it is a slip."""
 
+_OTHER_NAMES = {"learning_rate": "lr", "weight_decay_rate": "weight_decay", "epsilon": "eps"}
+"""What other libraries call options of PyTorch's optimizers."""
+
+_SLOW, _FAST = 0.99, 0.97
+"""Rates of two averages of Adam from which on they look exchanged: the first is slow, and the second is not."""
+
 
 class SettingsInEffect(StepIdentity):
     """Looks for switches that were set on the wrong object: a module, a misspelt attribute, the optimizer itself."""
@@ -27,11 +33,14 @@ class SettingsInEffect(StepIdentity):
 
     def __init__(self) -> None:
         self._signature: tuple[int, ...] = ()
+        self._options: dict[int, int] = {}
+        """By optimizer, how many options its groups have."""
         self._attributes: dict[int, dict[str, Any]] = {}
         """By optimizer, its attributes and defaults that have the name of an option of its groups."""
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_switches(step)
+        self._look_at_options(step, optimizer)
         now = _options_outside(optimizer)
         before = self._attributes.get(id(optimizer))
         self._attributes[id(optimizer)] = now
@@ -49,6 +58,34 @@ class SettingsInEffect(StepIdentity):
                     )
                 )
                 return
+
+    def _look_at_options(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report options that the optimizer does not know, and betas of Adam that are exchanged."""
+        count = sum(map(len, optimizer.param_groups))
+        if self._options.get(id(optimizer)) == count or not type(optimizer).__module__.startswith("torch.optim"):
+            # A class of the program's may read options of its own.
+            return
+        self._options[id(optimizer)] = count
+        name = type(optimizer).__name__
+        for key, option in (pair for group in optimizer.param_groups for pair in _unknown_options(group, optimizer)):
+            step.report(
+                StepFinding(
+                    code="no effect",
+                    message=f"A parameter group of {name} sets {key!r}, which has no effect: {name} calls it {option}, "
+                    f"and uses its default {optimizer.defaults[option]}.",
+                )
+            )
+            return
+        betas = [group["betas"] for group in optimizer.param_groups if len(group.get("betas", ())) == 2]
+        plain = [pair for pair in betas if all(isinstance(b, float) for b in pair)]
+        if any(a >= _SLOW and b <= _FAST for a, b in plain):
+            step.report(
+                StepFinding(
+                    code="no effect",
+                    message=f"The betas of {name} are {tuple(plain[0])}: the gradient is averaged longer than its square. "
+                    "Were they exchanged? Usual are (0.9, 0.999).",
+                )
+            )
 
     def _look_at_switches(self, step: TrainingStep) -> None:
         """Look again whenever an attribute was added to a module or a parameter."""
@@ -81,6 +118,15 @@ class SettingsInEffect(StepIdentity):
                     )
                 )
                 return
+
+
+def _unknown_options(group: Mapping[str, Any], optimizer: Optimizer) -> Iterator[tuple[str, str]]:
+    """Yield options of a group under another name than the optimizer's own, which is left at its default."""
+    for key, value in group.items():
+        option = _OTHER_NAMES.get(key, "")
+        known = option in optimizer.defaults and key not in optimizer.defaults and _is_plain(value)
+        if known and group[option] == optimizer.defaults[option] != value:
+            yield key, option
 
 
 def _idle_modules(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -55,7 +55,7 @@ SECONDS = 0.001
 
 _MOMENTS = (
     "begin", "before_forward", "after_forward", "before_optimizer", "with_gradients", "after_optimizer", "after_step",
-    "close", "weights_loaded", "before_laws",
+    "close", "weights_given", "weights_loaded", "before_laws",
 )  # fmt: skip
 """The methods of an identity that are told of a moment of a step."""
 
@@ -88,6 +88,7 @@ class StepIdentities:
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
             # Also after a pass that raised, so that what was begun before it ends.
             called.register_forward_hook(boundary.hook(FORWARD, self._after_forward), always_call=True),
+            model.register_load_state_dict_pre_hook(boundary.hook(FORWARD, self._weights_given)),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
             *(one.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._state_loaded)) for one in optimizers),
         ]
@@ -103,6 +104,10 @@ class StepIdentities:
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if not being_followed() and not self.step.paused:
             self._ask("after_forward", module, outputs)
+
+    def _weights_given(self, module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+        if not prefix:
+            self._ask("weights_given", state)
 
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._ask("weights_loaded", incompatible.missing_keys, incompatible.unexpected_keys)

@@ -209,6 +209,9 @@ class StepIdentity:
     def close(self, step: TrainingStep) -> None:
         """Called once, when watching ends; leaves nothing on the model or the optimizers."""
 
+    def weights_given(self, step: TrainingStep, state: Mapping[str, Any]) -> None:
+        """Called with the state dict that is about to be loaded into the model."""
+
     def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """Called when a state dict was loaded, with the keys that did not fit."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -95,9 +95,18 @@ class TokenLabels(StepIdentity):
                 )
             )
         for x, labels, shift in shifts[:1]:
-            changed = _dependence(step, x)
+            changed, placed = _dependence(step, x)
             if changed is not None:
-                for finding in _judge(changed, labels.used, shift):
+                findings = list(_judge(changed, labels.used, shift))
+                if placed and not findings:
+                    findings.append(
+                        StepFinding(
+                            code="labels",
+                            message="Logits of a sequence depend on its place in the batch: two sequences that change "
+                            "places do not change their logits with them. Are positions added along the batch?",
+                        )
+                    )
+                for finding in findings:
                     step.report(finding)
                 if shift == 0 and not bool(changed[:, :-1].any()):
                     step.notes.append("labels are the inputs themselves, not the next tokens")
@@ -140,41 +149,57 @@ def _is_transposed(x: Tensor, read: _Labels) -> bool:
     return len(goals.unique()) > 2 and torch.equal(labels[known], goals)
 
 
-def _dependence(step: TrainingStep, x: Tensor) -> Tensor | None:
-    """Return which logits of two sequences change with the last token of the first; None if that cannot be asked."""
+def _dependence(step: TrainingStep, x: Tensor) -> tuple[Tensor | None, bool]:
+    """Return which logits of two sequences change with the last token of the first, None if that cannot be asked.
+
+    The second value is whether two sequences that change places do not change their logits with them.
+    """
     args, kwargs = step.arguments
     plain = (Tensor, int, float, bool, str, type(None))
     # Caches that a pass fills, compiled parts and sharded parameters are not run once more.
     if not alone() or not all(isinstance(value, plain) for value in (*args, *kwargs.values())):
-        return None
+        return None, False
     if any(hasattr(m, "_orig_mod") for m in step.model.modules()) or any(
         hasattr(p, "full_tensor") for p in step.model.parameters()
     ):
-        return None
+        return None, False
     batch = x.shape[0]
+    other = x[:_SEQUENCES].clone()
+    different = other[other != other[0, -1]]
+    if not len(different):
+        return None, False
+    other[0, -1] = different[0]
 
     def part(value: Any) -> Any:
         return value[:_SEQUENCES] if isinstance(value, Tensor) and value.ndim and value.shape[0] == batch else value
 
-    other = x[:_SEQUENCES].clone()
-    different = other[other != other[0, -1]]
-    if not len(different):
-        return None
-    other[0, -1] = different[0]
+    def logits(change: Callable[[Any], Any]) -> Tensor | None:
+        outputs = step.model(*map(change, args), **{key: change(value) for key, value in kwargs.items()})
+        found = [o for o in tensors_in(outputs) if o.ndim > 1 and o.numel() % other.numel() == 0]
+        return found[0].reshape(*other.shape, -1).double() if found else None
+
+    def swapped(value: Any) -> Any:
+        rows = part(value)
+        return rows.flip(0) if isinstance(value, Tensor) and value.ndim and value.shape[0] == batch else rows
+
     drawn = RandomState.now()
-    logits = []
     with _paused(step), state_kept(step.model), torch.no_grad():
-        for tokens in (part(x), other):
-            drawn.restore()
-            given = [tokens if value is x else part(value) for value in args]
-            named = {key: tokens if value is x else part(value) for key, value in kwargs.items()}
-            outputs = step.model(*given, **named)
-            found = [o for o in tensors_in(outputs) if o.ndim > 1 and o.numel() % other.numel() == 0]
-            if not found:
-                return None
-            logits.append(found[0].reshape(*other.shape, -1).double())
-    size = logits[0].abs().max()
-    return ((logits[0] - logits[1]).abs().amax(-1) > _VISIBLE * size).cpu()
+        before = logits(part)
+        random = not drawn.same_as(RandomState.now())
+        drawn.restore()
+        after = logits(lambda value: other if value is x else part(value))
+        if before is None or after is None:
+            return None, False
+        limit = _VISIBLE * before.abs().max()
+        placed = False
+        if batch >= _SEQUENCES and not random:
+            # Experts of limited capacity drop some tokens by their place; positions along the batch change all.
+            exchanged = logits(swapped)
+            placed = exchanged is not None and bool(((exchanged.flip(0) - before).abs().amax(-1) > limit).all())
+            # A model that keeps a state from pass to pass is another one each time.
+            again = logits(part) if placed else None
+            placed = again is not None and bool((again - before).abs().max() <= limit)
+    return ((before - after).abs().amax(-1) > limit).cpu(), placed
 
 
 @contextmanager
