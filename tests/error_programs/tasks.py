@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from error_programs.trainers import Net, text, vectors
 def layers(*sizes: int, act: type[nn.Module] = nn.Tanh) -> Any:
     """Return a network of linear layers."""
     parts: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         parts += [nn.Linear(a, b), act()]
     return nn.Sequential(*parts[:-1])
 
@@ -715,7 +716,7 @@ def transposed_backward(wrong: bool) -> Monitor:
 
 
 @case(
-    "an inner loop adapts the model itself and not a copy", *ANY, words="wrote|written|writ|not the optimizer|another", at=3,
+    "an inner loop adapts the model itself and not a copy", *ANY, words="wrote|writ|not the optimizer|another", at=3,
     source="MAML ports",
 )  # fmt: skip
 def inner_loop_stays(wrong: bool) -> Monitor:

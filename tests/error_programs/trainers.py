@@ -255,7 +255,7 @@ def name_not_in_list(wrong: bool) -> Monitor:
 
 
 @case(
-    "an option of a group is misspelt and the optimizer does not know it", "loop", words="weight_decay_rate|option|know",
+    "an option of a group is misspelt and the optimizer does not know it", "loop", words="option|know|effect",
     source="mt-dnn 37",
 )  # fmt: skip
 def unknown_option(wrong: bool) -> Monitor:

@@ -173,9 +173,9 @@ class RestoredState(StepIdentity):
                     code="not restored",
                     tensor=frozen[0],
                     others=tuple(frozen[1:]),
-                    message=f"{name_tensors(frozen)} {'was' if len(frozen) == 1 else 'were'} trained when the checkpoint "
-                    "was saved, and the optimizer holds them, but requires_grad is False now: thaw them again after a "
-                    "resume.",
+                    message=f"{name_tensors(frozen)} {'was' if len(frozen) == 1 else 'were'} trained when the "
+                    "checkpoint was saved, and the optimizer holds them, but requires_grad is False now: thaw them "
+                    "again after a resume.",
                 )
             )
 

@@ -82,8 +82,8 @@ class SettingsInEffect(StepIdentity):
             step.report(
                 StepFinding(
                     code="no effect",
-                    message=f"The betas of {name} are {tuple(plain[0])}: the gradient is averaged longer than its square. "
-                    "Were they exchanged? Usual are (0.9, 0.999).",
+                    message=f"The betas of {name} are {tuple(plain[0])}: the gradient is averaged longer than its "
+                    "square. Were they exchanged? Usual are (0.9, 0.999).",
                 )
             )
 
