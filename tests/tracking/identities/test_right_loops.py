@@ -339,6 +339,152 @@ def hidden_references_to_modules() -> Monitor:
     return _train(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
+@loop
+def a_policy_that_is_updated_in_every_other_step() -> Monitor:
+    model = nn.ModuleDict({"policy": nn.Linear(6, 2), "critic": nn.Linear(8, 1)})
+    critic = torch.optim.Adam(model["critic"].parameters(), lr=1e-3)
+    policy = torch.optim.Adam(model["policy"].parameters(), lr=1e-3)
+    with Monitor(model, [policy, critic]) as monitor:
+        for number in range(12):
+            s, a = torch.randn(8, 6), torch.randn(8, 2)
+            critic.zero_grad()
+            model["critic"](torch.cat([s, a], 1)).square().mean().backward()
+            critic.step()
+            if number % 2:
+                policy.zero_grad()
+                (-model["critic"](torch.cat([s, model["policy"](s)], 1))).mean().backward()
+                policy.step()
+            monitor.step()
+    return monitor
+
+
+@loop
+def gradients_of_a_generator_are_accumulated_over_steps_of_the_critic() -> Monitor:
+    model = nn.ModuleDict({"generator": nn.Linear(4, 6), "critic": mlp()})
+    critic = torch.optim.Adam(model["critic"].parameters(), lr=1e-3)
+    generator = torch.optim.Adam(model["generator"].parameters(), lr=1e-3)
+    with Monitor(model, [critic, generator]) as monitor:
+        for number in range(12):
+            critic.zero_grad()
+            model["critic"](model["generator"](torch.randn(8, 4)).detach()).square().mean().backward()
+            critic.step()
+            model["critic"].requires_grad_(False)
+            (model["critic"](model["generator"](torch.randn(8, 4))).mean() / 4).backward()
+            model["critic"].requires_grad_(True)
+            if number % 4 == 3:
+                generator.step()
+                generator.zero_grad()
+            monitor.step()
+    return monitor
+
+
+@loop
+def a_second_head_is_trained_in_the_first_steps_only() -> Monitor:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.first, self.second = mlp(), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.body(x)
+            return torch.stack([self.first(h), self.second(h)])
+
+    model, steps = Heads(), iter(range(20))
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        first = F.cross_entropy(out[0], y)
+        return first + F.cross_entropy(out[1], y) if next(steps) < 4 else first
+
+    return _train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss, steps=10)
+
+
+@loop
+def a_rate_of_a_tenth_that_decays_by_ten() -> Monitor:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 10) * 0.1 ** (n // 10))
+    return _train(model, optimizer, steps=16, after=lambda n: scheduler.step())
+
+
+@loop
+def a_checkpoint_with_some_tensors_is_loaded_over_the_rest() -> Monitor:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    _train(model, optimizer)
+    state = model.state_dict()
+    state["5.bias"] = torch.zeros(4)
+    model.load_state_dict(state)
+    return _train(model, optimizer)
+
+
+@loop
+def an_average_that_begins_as_a_copy_and_is_reset_before_it() -> Monitor:
+    model = mlp()
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(number: int) -> None:
+        for a, p in zip(average.parameters(), model.parameters(), strict=True):
+            a.lerp_(p, 1.0 if number < 4 else 0.1)
+
+    return _train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), steps=9, after=follow)
+
+
+@loop
+def options_of_groups_for_the_program_itself() -> Monitor:
+    model = mlp()
+    groups = [
+        {"params": model[0].parameters(), "name": "first", "lr_scale": 0.5, "wd_mult": 0.0, "decay": 0.1},
+        {"params": [*model[3].parameters(), *model[5].parameters()], "name": "rest", "lr_scale": 1.0},
+    ]
+    return _train(model, torch.optim.AdamW(groups, lr=1e-3, betas=(0.95, 0.9)))
+
+
+@loop
+def random_numbers_that_are_the_same_in_every_step() -> Monitor:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                return self.body(x + 0.1 * torch.randn_like(x))
+
+    model = Noisy()
+    return _train(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+
+class Stateful(nn.Module):
+    """A language model that keeps its hidden state from batch to batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.cell, self.head = nn.Embedding(11, 8), nn.GRU(8, 12, batch_first=True), nn.Linear(12, 11)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.state if self.state is not None and self.state.shape[1] == len(x) else None
+        out, state = self.cell(self.embedding(x), state)
+        self.state = state.detach()
+        return self.head(out)
+
+
+@loop
+def a_recurrent_state_that_lasts_over_batches() -> Monitor:
+    model = Stateful()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer) as monitor:
+        for _ in range(5):
+            text = torch.randint(11, (4, 9))
+            optimizer.zero_grad()
+            F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+            optimizer.step()
+            monitor.step()
+    return monitor
+
+
 @pytest.mark.parametrize("program", LOOPS, ids=lambda program: program.__name__)
 def test_a_right_loop_raises_no_alarm(program: Callable[[], Monitor]) -> None:
     torch.manual_seed(0)

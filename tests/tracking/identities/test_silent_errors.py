@@ -8,8 +8,21 @@ import re
 import pytest
 import torch
 
-from error_programs import flows, gradients, loops, losses, reports, runs, settings, states, structures, updates
-from error_programs.case import CASES, Case
+from error_programs import (
+    flows,
+    gradients,
+    loops,
+    losses,
+    reports,
+    runs,
+    settings,
+    states,
+    structures,
+    tasks,
+    trainers,
+    updates,
+)
+from error_programs.case import CASES, Case, Program
 
 SAMPLE = random.Random(0).sample([one for one in CASES if one.program.__module__ == loops.__name__], 2)
 SAMPLE += random.Random(0).sample(
@@ -34,7 +47,10 @@ PROGRAMS = (
     structures.parameter_made_plain, structures.not_batch_first, structures.spectral_norm_evaluated_first,
     runs.options_changed, reports.average_built_anew, reports.scaler_forgotten,
     reports.validation_gradients, reports.skipped_for_ever, reports.softmax_over_batch,
-    reports.labels_transposed,
+    reports.labels_transposed, gradients.hook_stays_on,
+    trainers.unknown_option, trainers.swapped_betas, trainers.best_by_reference,
+    trainers.frozen_by_resume, trainers.hook_returns_detached, tasks.generator_never_steps,
+    tasks.positions_over_batch, tasks.statistics_never_move, tasks.dropout_made_in_forward, tasks.depth_in_eval,
 )  # fmt: skip
 """One program for each question that an identity asks."""
 
@@ -51,3 +67,24 @@ def test_an_error_is_named_and_its_twin_is_not_accused(one: Case) -> None:
     assert alarms[0] in named, "the cause comes first"
     torch.manual_seed(0)
     assert [str(alarm) for alarm in one.program(False).alarms] == []
+
+
+NOTED = {
+    trainers.steps_at_first: "the first step has one pass and those after it have 4",
+    trainers.seeded_every_step: "steps begin with the same random numbers",
+    trainers.attack_stays: "a pass whose inputs need a gradient",
+    tasks.loss_weights_left_out: "parameters outside of the model have a gradient and no optimizer: (5, 5)",
+    trainers.average_overwritten: "an average of the model was set to the model itself",
+    tasks.critic_stays_frozen: "made no step since step 1, and its tensors are frozen",
+}
+"""Programs of which a line says what may be meant or not."""
+
+
+@pytest.mark.parametrize("program", NOTED, ids=lambda program: program.__name__)
+def test_a_line_says_what_may_be_meant(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "conserved")
+    for wrong in (True, False):
+        caplog.clear()
+        torch.manual_seed(0)
+        assert not program(wrong).alarms
+        assert any(NOTED[program] in record.getMessage() for record in caplog.records) == wrong

@@ -107,7 +107,7 @@ class GradientSizes(StepIdentity):
             sigma = _NORMAL * median([abs(value - centre) for value in past])
             if deviation > max(_SIGMAS * sigma, _FACTOR):
                 out.append((deviation, name))
-        yield from self._dead(norms, number)
+        yield from self._dead(norms, number, sizes or {})
         yield from self._never_alive(norms, number, sizes or {}, moving, [] if notes is None else notes)
         for name, value in logs.items():
             self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
@@ -125,8 +125,11 @@ class GradientSizes(StepIdentity):
                 "steps before, and those of other tensors are not: a corrupted value, or one example out of range.",
             )
 
-    def _dead(self, norms: dict[str, float], number: int) -> Iterator[StepFinding]:
-        """Yield tensors whose gradient became zero and stays zero while others have one."""
+    def _dead(self, norms: dict[str, float], number: int, sizes: dict[str, int]) -> Iterator[StepFinding]:
+        """Yield tensors whose gradient became zero and stays zero while others have one.
+
+        A small part has to have had one for longer than a large one whose tensors all had one in every step.
+        """
         self._nothing = 0 if any(norms.values()) else self._nothing + 1
         if self._nothing:
             # A margin that all examples keep leaves zeros for a while; a run that never had a gradient has no margin.
@@ -149,6 +152,13 @@ class GradientSizes(StepIdentity):
             wait = _ZEROS * (1 + 2 * self._longest.get(name, 0))
             if self._zeros[name] == wait and len(self._history.get(name, ())) >= _LEAST:
                 dead.append(name)
+        together = [
+            name
+            for name, zeros in self._zeros.items()
+            if zeros == _ZEROS and len(self._history.get(name, ())) >= _ZEROS and not self._longest.get(name)
+        ]
+        if sizes and sum(sizes.get(name, 0) for name in together) >= _SHARE * sum(sizes.values()):
+            dead = list(dict.fromkeys([*dead, *together]))
         if dead:
             yield StepFinding(
                 code="zero gradient",

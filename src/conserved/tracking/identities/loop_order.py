@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved._torch_compat import BatchNormBase, version_of
+from conserved._torch_compat import version_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.run_objects import RunObjects, parameter_ids, wrapped_ids
@@ -35,10 +35,6 @@ _ENDS = ("T_max", "T_0", "total_steps", "total_iters", "step_size", "milestones"
 
 A function of the count may as well be one of micro-batches or samples.
 """
-
-_COARSE = 1e-3
-_MOVED = 0.25
-"""The share of entries of a coarse average that move in a step, below which it swallows its updates."""
 
 _FRACTIONAL = (torch.optim.lr_scheduler.CosineAnnealingWarmRestarts,)
 """Schedulers that take fractions of an epoch."""
@@ -78,18 +74,9 @@ _WRITES_RATE = (
 )
 """Schedulers that compute the rate from its first value, whatever others have made of it."""
 
-_FOLLOWED = 1e-6
-"""The share of its way to the model that an average goes in a step, below which it does not follow the model."""
-
-_FOLLOWING = 3
-"""Steps in which a copy has to be averaged before being equal to the model says that it was overwritten."""
-
-_APART = 1e-3
-"""How far, relative to the weights, a model has to be from its average before that is asked."""
-
 
 class LoopOrder(StepIdentity):
-    """Follows the calls of a loop: optimizer steps, their counts and rates, scalers, schedulers and averages."""
+    """Follows the calls of a loop: optimizer steps, their counts and rates, scalers and schedulers."""
 
     name = "order of the loop"
     question = "Does the loop do what a loop does?"
@@ -104,10 +91,8 @@ class LoopOrder(StepIdentity):
         self._rates: dict[int, float] = {}
         """By optimizer, the largest rate of its last step."""
         self._said: set[int] = set()
-        """Schedulers that something was said of, and, inverted, copies of the model."""
-        self._objects: RunObjects | None = None
+        """Schedulers that something was said of."""
         self._advance: dict[int, int] = {}
-        self._averaged: dict[int, tuple[int, float]] = {}
         self._gradients: tuple[int, ...] = ()
         self._pace: dict[int, tuple[int, int]] = {}
         """By scheduler, its count, and steps in a row in which it was stepped more than once."""
@@ -121,12 +106,6 @@ class LoopOrder(StepIdentity):
         """By scheduler of an optimizer that has several, its count after the last step."""
         self._early: dict[int, int] = {}
         """By scheduler, steps in a row in which it was stepped between the pass and the optimizer's step."""
-        self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
-        """By copy of the model, how often it was written to, and entries of it and of the model."""
-        self._standing: dict[int, int] = {}
-        self._following: dict[int, int] = {}
-        """By copy, steps in a row in which it moved and was not equal to the model."""
-        self._overwritten: set[int] = set()
         self._factors: dict[int, tuple[float, int]] = {}
         """By scheduler, the largest factor it has set, and steps in a row at the first rate squared."""
         self._rest: dict[int, int] = {}
@@ -149,8 +128,8 @@ class LoopOrder(StepIdentity):
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         if step.differentiable and step.passes == 2 and torch.is_grad_enabled() and not self._noted_attack:
             self._look_at_attack(step)
-        if self._objects is not None and torch.is_grad_enabled() and self._objects.schedulers:
-            self._at_pass = self._scheduler_counts()
+        if step.objects is not None and torch.is_grad_enabled() and step.objects.schedulers:
+            self._at_pass = self._scheduler_counts(step)
 
     def _look_at_attack(self, step: TrainingStep) -> None:
         """Remark that a pass for the gradient of its inputs has left gradients of weights to a pass without."""
@@ -159,9 +138,9 @@ class LoopOrder(StepIdentity):
             self._noted_attack = True
             step.notes.append("a pass whose inputs need a gradient, as of an attack, is part of the step's gradient")
 
-    def _scheduler_counts(self) -> dict[int, int]:
-        assert self._objects is not None
-        counts = {i: getattr(ref(), "_step_count", None) for i, ref in enumerate(self._objects.schedulers)}
+    def _scheduler_counts(self, step: TrainingStep) -> dict[int, int]:
+        assert step.objects is not None
+        counts = {i: getattr(ref(), "_step_count", None) for i, ref in enumerate(step.objects.schedulers)}
         return {index: count for index, count in counts.items() if isinstance(count, int)}
 
     def restart(self) -> None:
@@ -176,9 +155,9 @@ class LoopOrder(StepIdentity):
 
     def _look_at_early_schedulers(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report a scheduler that is stepped between the pass and the optimizer's step, twice in a row."""
-        assert self._objects is not None
-        for index, count in self._scheduler_counts().items():
-            scheduler = self._objects.schedulers[index]()
+        assert step.objects is not None
+        for index, count in self._scheduler_counts(step).items():
+            scheduler = step.objects.schedulers[index]()
             if id(optimizer) not in wrapped_ids(getattr(scheduler, "optimizer", None)):
                 continue
             early = count > self._at_pass.get(index, count)
@@ -228,22 +207,19 @@ class LoopOrder(StepIdentity):
         self._look_at_missing_steps(step)
         self._look_at_passes(step)
         self._look_at_idle_optimizers(step)
-        if self._objects is None and self._stepped:
-            self._objects = RunObjects.search(step.model)
+        if step.objects is None and self._stepped:
+            step.objects = RunObjects.search(step.model)
             # A network that is not trained, as of a perceptual loss, has gradients in eval mode; it may be meant.
-            shapes = [tuple(p.shape) for ref in self._objects.unheld if (p := ref()) is not None]
+            shapes = [tuple(p.shape) for ref in step.objects.unheld if (p := ref()) is not None]
             if shapes:
                 known = ", ".join(map(str, shapes[:2])) + (" …" if len(shapes) > 2 else "")
                 step.notes.append(
                     f"{len(shapes)} parameters outside of the model have a gradient and no optimizer: {known}"
                 )
-        if self._objects is not None:
-            self._look_at_schedulers(step, self._objects)
-            self._look_at_rivals(step, self._objects)
-            self._look_at_pace(step, self._objects)
-            if step.thorough:
-                self._look_at_averages(step, self._objects)
-                self._look_at_copies(step, self._objects)
+        if step.objects is not None:
+            self._look_at_schedulers(step, step.objects)
+            self._look_at_rivals(step, step.objects)
+            self._look_at_pace(step, step.objects)
         self._stepped = set()
 
     def _look_at_idle_optimizers(self, step: TrainingStep) -> None:
@@ -320,9 +296,9 @@ class LoopOrder(StepIdentity):
 
     def _look_at_skipped_steps(self, step: TrainingStep, *, finite: bool) -> None:
         """Report a scaler that skips every step, beyond the few in which it finds its scale."""
-        if self._objects is None:
-            self._objects = RunObjects.search(step.model)
-        scaler = self._scaler()
+        if step.objects is None:
+            step.objects = RunObjects.search(step.model)
+        scaler = self._scaler(step)
         self._infinite = self._infinite + 1 if scaler is not None and not finite else 0
         low = scaler is not None and on_host(scaler._scale) and float(scaler.get_scale()) < 1
         if self._infinite == (_INFINITE if low else _SEARCH):
@@ -358,7 +334,7 @@ class LoopOrder(StepIdentity):
 
     def _look_at_scale(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report gradients with a scaler's factor in them, and gradients that were clipped with it in them."""
-        if not step.thorough and self._scaler() is None:
+        if not step.thorough and self._scaler(step) is None:
             return
         gradients = [p.grad for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
         if not gradients or not on_host(gradients[0]) or getattr(optimizer, "grad_scale", None) is not None:
@@ -366,10 +342,10 @@ class LoopOrder(StepIdentity):
         norm = float(nn.utils.get_total_norm([local(g) for g in gradients]))
         if not math.isfinite(norm) or norm == 0:
             return
-        scaler = self._scaler()
-        if scaler is None and norm > _SCALED and self._objects is None:
-            self._objects = RunObjects.search(step.model)
-            scaler = self._scaler()
+        scaler = self._scaler(step)
+        if scaler is None and norm > _SCALED and step.objects is None:
+            step.objects = RunObjects.search(step.model)
+            scaler = self._scaler(step)
         if scaler is None:
             return
         scale = float(scaler.get_scale())
@@ -397,8 +373,8 @@ class LoopOrder(StepIdentity):
                 )
             )
 
-    def _scaler(self) -> Any:
-        scalers = [] if self._objects is None else [ref() for ref in self._objects.scalers]
+    def _scaler(self, step: TrainingStep) -> Any:
+        scalers = [] if step.objects is None else [ref() for ref in step.objects.scalers]
         return next((one for one in scalers if one is not None and one.is_enabled() and one._scale is not None), None)
 
     def _look_at_schedulers(self, step: TrainingStep, objects: RunObjects) -> None:
@@ -542,120 +518,6 @@ class LoopOrder(StepIdentity):
                         "optimizer.step().",
                     )
                 )
-
-    def _look_at_copies(self, step: TrainingStep, objects: RunObjects) -> None:
-        """Report a copy of the model that is written to in every step and does not come nearer to the model."""
-        for index, reference in enumerate(objects.copies):
-            copy = reference()
-            if copy is None or any(p.grad is not None for p in copy.parameters()):
-                # What has gradients is trained, and not an average.
-                continue
-            pairs = [
-                (a, b)
-                for a, b in zip(copy.parameters(), step.model.parameters(), strict=False)
-                if is_plain(a) and is_plain(b) and a.shape == b.shape and on_host(a) and a is not b
-            ]
-            version = sum(a._version for a, _ in pairs)
-            entries = torch.cat([*(_entries(a) for a, _ in pairs), torch.zeros(0)])
-            own = torch.cat([*(_entries(b) for _, b in pairs), torch.zeros(0)])
-            before = self._copied.get(index)
-            self._copied[index] = (version, entries, own)
-            if before is None or version == before[0] or len(entries) != len(before[1]) or not self._stepped:
-                continue
-            self._look_at_statistics(step, index, copy)
-            self._look_at_overwritten(step, index, before, entries, own)
-            way, gone = own - before[1], entries - before[1]
-            moving = way != 0
-            coarse = any(torch.finfo(a.dtype).eps > _COARSE for a, _ in pairs)
-            swallowed = coarse and float((gone[moving] != 0).double().mean()) < _MOVED
-            far = float(way.norm()) > _APART * float(own.norm())
-            stands = far and float(gone @ way) < _FOLLOWED * float(way @ way)
-            count = self._standing[index] = self._standing.get(index, 0) + 1 if swallowed or stands else 0
-            if count == 2:
-                cause = (
-                    f"its {str(pairs[0][0].dtype).removeprefix('torch.')} is too coarse for such small changes"
-                    if swallowed and not stands
-                    else "is its decay 1, or is it averaged with itself?"
-                )
-                step.report(
-                    StepFinding(
-                        code="average",
-                        step=step.number - 1,
-                        message="A copy of the model is written to in every step, as an average is, "
-                        "and does not follow "
-                        f"the model: {cause}",
-                    )
-                )
-
-    def _look_at_overwritten(
-        self, step: TrainingStep, index: int, before: tuple[int, Tensor, Tensor], entries: Tensor, own: Tensor
-    ) -> None:
-        """Report an average that has followed the model at a distance and is a copy of it all at once.
-
-        A copy that is made equal every few steps, as a target network is, never was anything else.
-        """
-        _, former, model_then = before
-        if not torch.equal(entries, own) and not torch.equal(entries, model_then):
-            follows = bool((entries != former).double().mean() > _MOVED)
-            self._following[index] = self._following.get(index, 0) + 1 if follows else 0
-        elif self._following.get(index, 0) >= _FOLLOWING and index not in self._overwritten:
-            self._overwritten.add(index)
-            step.report(
-                StepFinding(
-                    code="average",
-                    message="A copy of the model that was averaged with it in every step is equal to the model now: "
-                    "the average was overwritten. Is the model's state_dict loaded into it?",
-                )
-            )
-
-    def _look_at_statistics(self, step: TrainingStep, index: int, average: nn.Module) -> None:
-        """Report an average in eval mode whose batch norms have the statistics of before training."""
-        pairs = zip(average.modules(), step.model.modules(), strict=False)
-        norms = [(a, b) for a, b in pairs if isinstance(a, BatchNormBase) and isinstance(b, BatchNormBase)]
-        counts = [(a.num_batches_tracked, b.num_batches_tracked) for a, b in norms]
-        known = [(a, b) for a, b in counts if a is not None and b is not None and on_host(a) and on_host(b)]
-        if average.training or not known or ~index in self._said:
-            return
-        if all(int(a) == 0 < int(b) for a, b in known):
-            self._said.add(~index)
-            step.report(
-                StepFinding(
-                    code="average",
-                    message="A copy of the model is written to in every step, as an average is, and is in eval mode "
-                    "with running statistics of before training in its batch norms. Copy the buffers as well, or "
-                    "call update_bn before evaluating.",
-                )
-            )
-
-    def _look_at_averages(self, step: TrainingStep, objects: RunObjects) -> None:
-        """Report an averaged model that is updated and does not move though this model does."""
-        for index, reference in enumerate(objects.averages):
-            average = reference()
-            if average is None or not hasattr(average, "n_averaged"):
-                continue
-            pairs = list(zip(average.module.parameters(), step.model.parameters(), strict=False))
-            if not pairs or any(a.shape != b.shape for a, b in pairs) or not on_host(pairs[0][0]):
-                continue
-            count = int(average.n_averaged)
-            total = float(sum(a.detach().double().abs().sum() for a, _ in pairs))
-            before = self._averaged.get(index)
-            self._averaged[index] = (count, total)
-            if before is not None and count > before[0] >= 1 and total == before[1] and self._stepped:
-                apart = any(not torch.equal(a, b) for a, b in pairs)
-                if apart:
-                    step.report(
-                        StepFinding(
-                            code="average",
-                            message=f"The averaged model was updated in step {step.number} and did "
-                            "not move, though the "
-                            "model did. Is its decay 1, or is it averaged with itself?",
-                        )
-                    )
-
-
-def _entries(tensor: Tensor) -> Tensor:
-    values = local(tensor.detach()).reshape(-1)
-    return values[:: max(1, values.numel() // 256)].double()
 
 
 def _first_gradient(optimizer: Optimizer) -> weakref.ref[Tensor] | None:

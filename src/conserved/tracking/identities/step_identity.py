@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from conserved.moment import HostCopy
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.model_structure import ModelStructure
+from conserved.tracking.identities.run_objects import RunObjects
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 """The file that defines the wrapper of `step`."""
@@ -69,6 +70,8 @@ class TrainingStep:
     """The last step that began with new weights, parameters or rates and a new state of the optimizer."""
     rewritten: bool | None = None
     """Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written."""
+    objects: RunObjects | None = None
+    """Scalers, schedulers and averages of the process, once they were searched for."""
     alone: bool = False
     """Whether no gradient of this process agrees with that of another one, as in loops that average weights instead."""
     averages: bool = False

@@ -191,14 +191,14 @@ def _dependence(step: TrainingStep, x: Tensor) -> tuple[Tensor | None, bool]:
         if before is None or after is None:
             return None, False
         limit = _VISIBLE * before.abs().max()
-        placed = False
-        if batch >= _SEQUENCES and not random:
-            # Experts of limited capacity drop some tokens by their place; positions along the batch change all.
-            exchanged = logits(swapped)
-            placed = exchanged is not None and bool(((exchanged.flip(0) - before).abs().amax(-1) > limit).all())
+        drawn.restore()
+        again = logits(part)
+        if again is None or bool((again - before).abs().max() > limit):
             # A model that keeps a state from pass to pass is another one each time.
-            again = logits(part) if placed else None
-            placed = again is not None and bool((again - before).abs().max() <= limit)
+            return None, False
+        exchanged = logits(swapped) if batch >= _SEQUENCES and not random else None
+        # Experts of limited capacity drop some tokens by their place; positions along the batch change all.
+        placed = exchanged is not None and bool(((exchanged.flip(0) - before).abs().amax(-1) > limit).all())
     return ((before - after).abs().amax(-1) > limit).cpu(), placed
 
 
