@@ -739,3 +739,23 @@ def noise_after_clipping(wrong: bool) -> Monitor:
 
     model = Net()
     return Noisy(model, vectors(64), torch.optim.SGD(model.parameters(), 0.05), 1).fit(1)
+
+
+@case(
+    "a callback puts one weight back after every step", "update", words="does not last|not land", at=1,
+    source="TrainCheck's later list: MPS",
+)  # fmt: skip
+def weight_put_back(wrong: bool) -> Monitor:
+    class Restoring(Trainer):
+        model: Net
+
+        def step(self) -> None:
+            kept = self.model.head.weight.detach().clone()
+            self.optimizer.step()
+            if wrong:
+                self.model.head.weight.data.copy_(kept)
+            self.optimizer.zero_grad()
+            self.monitor.step()
+
+    model = Net()
+    return Restoring(model, vectors(64), torch.optim.AdamW(model.parameters(), 1e-3), 1).fit(1)

@@ -456,6 +456,43 @@ def random_numbers_that_are_the_same_in_every_step() -> Monitor:
     return _train(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
 
+@loop
+def one_row_of_an_embedding_is_trained_and_the_others_are_put_back() -> Monitor:
+    model = Decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer) as monitor:
+        for _ in range(6):
+            x, y = tokens()
+            kept = model.embedding.weight.detach().clone()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.embedding.weight[1:] = kept[1:]
+            monitor.step()
+    return monitor
+
+
+@loop
+def a_step_that_makes_the_loss_worse_is_taken_back() -> Monitor:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+    with Monitor(model, optimizer) as monitor:
+        for _ in range(8):
+            x, y = batch("vectors")
+            kept = copy.deepcopy(model.state_dict())
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                if float(F.cross_entropy(model(x), y)) > float(loss):
+                    for name, p in model.named_parameters():
+                        p.copy_(kept[name])
+            monitor.step()
+    return monitor
+
+
 class Stateful(nn.Module):
     """A language model that keeps its hidden state from batch to batch."""
 

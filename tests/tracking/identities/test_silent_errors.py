@@ -49,6 +49,7 @@ PROGRAMS = (
     reports.validation_gradients, reports.skipped_for_ever, reports.softmax_over_batch,
     reports.labels_transposed, gradients.hook_stays_on,
     trainers.unknown_option, trainers.swapped_betas, trainers.best_by_reference,
+    trainers.weight_put_back,
     trainers.frozen_by_resume, trainers.hook_returns_detached, tasks.generator_never_steps,
     tasks.positions_over_batch, tasks.statistics_never_move, tasks.dropout_made_in_forward, tasks.depth_in_eval,
 )  # fmt: skip

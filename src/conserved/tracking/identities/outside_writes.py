@@ -130,6 +130,11 @@ class OutsideWrites(StepIdentity):
         self._marked: list[Tensor] = []
         self._marks: list[int] = []
         """Some weights of every group, and their versions after the last step."""
+        self._unstepped: dict[int, Tensor] = {}
+        """By trained tensor, entries before the step; all of them where the last update was written over."""
+        self._undone: set[int] = set()
+        """Tensors that were written back after their last update to what they were before it."""
+        self._said_undone = False
         self._unseen = False
         """Whether something wrote to them in a step that was not looked at."""
 
@@ -154,6 +159,9 @@ class OutsideWrites(StepIdentity):
             # Written to in a step that was not looked at: slow weights are not where they were.
             self._unseen, self._slow = True, None
         self._compare(step)
+        if step.thorough and not self._said_undone:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            self._unstepped |= {id(p): self._entries(p).clone() for p in held if _comparable(p) and on_host(p)}
         self._frozen = None
         if not step.structure.frozen:
             return
@@ -210,6 +218,33 @@ class OutsideWrites(StepIdentity):
                     message=f"The running statistics of {name_tensors(reset)} were reset before step {step.number}: "
                     "evaluations use almost nothing of the run so far.",
                 )
+            )
+
+    def _entries(self, parameter: Tensor) -> Tensor:
+        return local(parameter.detach()).reshape(-1) if id(parameter) in self._undone else _some(parameter)
+
+    def _look_at_undone(self, tensors: dict[str, Tensor], trained: int, number: int) -> Iterator[StepFinding]:
+        """Yield tensors that are written back after two updates in a row, while others keep theirs.
+
+        Who rejects a step restores all tensors, and who trains a part of one restores the rest of it.
+        """
+        undone = {}
+        for name, p in tensors.items():
+            before, now = self._unstepped.get(id(p)), self._entries(p)
+            if before is not None and before.shape == now.shape and torch.equal(before, now):
+                undone[id(p)] = name
+        again = [name for key, name in undone.items() if key in self._undone]
+        self._undone = set(undone)
+        if again and len(undone) < trained and not self._said_undone:
+            self._said_undone, self._unstepped = True, {}
+            yield StepFinding(
+                code="did not land",
+                tensor=again[0],
+                others=tuple(again[1:]),
+                step=number,
+                message=f"The update of {name_tensors(again)} does not last: after every step of the optimizer "
+                f"{'it is' if len(again) == 1 else 'they are'} written back to what was there before. Set "
+                "requires_grad=False if that is meant.",
             )
 
     def _remark(self, step: TrainingStep, subject: str) -> None:
@@ -383,6 +418,8 @@ class OutsideWrites(StepIdentity):
             # A tensor that has another name by now, or none, was written to by what renamed it, such as pruning.
             present = {name: id(p) for name, p in step.model.named_parameters()}
             free = [i for i in free if present.get(names[i]) == id(sample.tensors[i])]
+            tensors = {names[i]: sample.tensors[i] for i in free}
+            yield from self._look_at_undone(tensors, sum(trained), sample.number)
         frozen = [i for i in written if not trained[i]]
         own = any(trained[i] for i in written)
         # In coarse precision much of what a program writes is within the spacing.
