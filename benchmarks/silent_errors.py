@@ -40,6 +40,7 @@ from error_programs import (
     kernels,
     loops,
     losses,
+    mixtures,
     pairs,
     peers,
     processes,
@@ -61,6 +62,7 @@ PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
     habits, kernels, restarts, peers, details, trainers, tasks, pairs,
+    mixtures,
 )  # fmt: skip
 """The modules that fill the table."""
 

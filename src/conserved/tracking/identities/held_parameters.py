@@ -75,7 +75,6 @@ class HeldParameters(StepIdentity):
         lost = [name for name, p, _ in candidates if id(p) not in elsewhere]
         if not lost:
             return
-        none = not any(p.grad is not None for optimizer in step.optimizers for p in grouped_parameters(optimizer))
         groups = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in step.optimizers))
         message = f"{name_tensors(lost)} {'has' if len(lost) == 1 else 'have'} a gradient and no optimizer steps "
         message += "it. " if len(lost) == 1 else "them. "
@@ -87,7 +86,7 @@ class HeldParameters(StepIdentity):
                 f"{groups} holds {self._idle} tensors that the model does not have: it was made before parameters were "
                 "replaced (moved, wrapped, loaded or given a new head). Make it again."
             )
-        elif none or self._unused:
+        elif self._unused:
             message += f"{groups} holds only tensors that get no gradient, such as {name_tensors(self._unused, 2)}."
         else:
             message += f"Add {'it' if len(lost) == 1 else 'them'} to a group of {groups}, or set requires_grad=False."
