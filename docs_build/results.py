@@ -1608,7 +1608,7 @@ def silent_errors() -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in stored("silent_errors")["rows"]:
         theirs = row["source"].startswith("TrainCheck:")
-        two = row["module"] in ("processes", "ranks", "replicas", "peers")
+        two = row["module"] in ("processes", "ranks", "replicas", "peers", "pairs")
         group = "TrainCheck's 20 issues" if theirs else "others, two processes" if two else "others, one process"
         groups.setdefault(group, []).append(row)
     names = ("TrainCheck's 20 issues", "others, one process", "others, two processes")
