@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import Any
 
@@ -26,36 +25,6 @@ def share(module: nn.Module) -> None:
     dist.all_reduce(flat)
     for g, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
         g.copy_(part.view_as(g) / 2)
-
-
-@case(
-    "a part that only earlier micro-batches use is not synchronised", "replica", words="gradient|parameter",
-    source="PyTorch 69031", processes=2,
-)  # fmt: skip
-def unused_in_last_micro_batch(wrong: bool, rank: int) -> Monitor:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.first, self.second = layers(10, 16, 16), nn.Linear(16, 5), nn.Linear(16, 5)
-
-        def forward(self, x: Tensor, task: int) -> Tensor:
-            return (self.first, self.second)[task](self.body(x).relu())
-
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Two(), find_unused_parameters=True)
-    torch.manual_seed(5 + rank)
-    x, y = vectors(64).tensors
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    with Monitor(model, optimizer) as monitor:
-        for number in range(5):
-            optimizer.zero_grad()
-            for task in range(2):
-                rows = slice(16 * task + number, 16 * task + number + 12)
-                with model.no_sync() if wrong and task == 0 else contextlib.nullcontext():
-                    (F.cross_entropy(model(x[rows], task), y[rows]) / 2).backward()
-            optimizer.step()
-            monitor.step()
-    return monitor
 
 
 @case(
