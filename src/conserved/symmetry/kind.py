@@ -69,6 +69,8 @@ class Kind(ABC):
     """Whether the law of one symmetry is one law h_i of equation (10); otherwise each of its numbers is."""
     linear: ClassVar[bool] = False
     """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
+    rotates: ClassVar[bool] = True
+    """Whether elements may rotate or exchange rows, and not only scale or shift them."""
     positive: ClassVar[bool] = False
     """Whether every element multiplies rows by positive numbers, so that elements have logarithms and powers."""
     separates: ClassVar[str] = "the operations between the maps pass a positive scale of every channel on"

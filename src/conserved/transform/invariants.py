@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.symmetry import OneScale, Scaling, Symmetry, Translation, View
+from conserved.symmetry import Symmetry, View
 from conserved.transform.moving import Weights, write
 
 LARGE = 2**24
@@ -31,7 +31,7 @@ LARGE = 2**24
 
 def rotating_spaces(symmetries: Iterable[Symmetry]) -> list[Symmetry]:
     """Return the symmetries whose groups hold rotations or exchanges; scales and shifts are fixed."""
-    return [s for s in symmetries if not isinstance(s.kind, Scaling | OneScale | Translation)]
+    return [symmetry for symmetry in symmetries if symmetry.kind.rotates]
 
 
 def sizes(tensor: Tensor) -> tuple[float, float]:

@@ -20,6 +20,7 @@ class OneScale(Kind):
     title = "one scale"
     products = RowProducts(faces="entries")
     weighted = True
+    rotates = False
     shared = "nothing"
     positive = True
 

@@ -20,6 +20,7 @@ class Scaling(Kind):
     title = "positive scaling"
     products = RowProducts()
     weighted = True
+    rotates = False
     positive = True
 
     def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:

@@ -26,6 +26,7 @@ class Translation(Kind):
     products = RowProducts(faces="columns", lifted=True)
     together = True
     weighted = True
+    rotates = False
     shared = "columns"
     linear = True
 
