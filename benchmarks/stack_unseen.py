@@ -44,6 +44,12 @@ def numbers_of(number: int, rank: int = 0, size: int = 6, width: int = WIDTH) ->
     return torch.randn(size, width, generator=generator)
 
 
+def everyone() -> dist.ProcessGroup:
+    """Return the group of all processes."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
 def steps(model: Any, optimizer: Any, loss_of: Callable[[int], Tensor], after: Callable[[], None] | None = None) -> Any:
     """Return a plain training step."""
 
@@ -90,7 +96,7 @@ class SumForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """Sum with a functional collective."""
-        return functional.all_reduce(x, "sum", dist.group.WORLD).clone()
+        return functional.all_reduce(x, "sum", everyone()).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -152,7 +158,7 @@ class Reshape(torch.autograd.Function):
     @staticmethod
     def gathered(x: Tensor) -> Tensor:
         """Return tokens of all."""
-        return functional.wait_tensor(functional.all_gather_tensor(x.contiguous(), 0, dist.group.WORLD)).clone()
+        return functional.wait_tensor(functional.all_gather_tensor(x.contiguous(), 0, everyone())).clone()
 
     @staticmethod
     def scattered(x: Tensor) -> Tensor:
@@ -508,10 +514,10 @@ def shared_pipe(rank: int, world: int, sums: bool = True, order: bool = True, cl
     def forward(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         if rank == 0:
             out = model(tokens[:, :-1])
-            dist.isend(out.detach().contiguous(), 1).wait()
+            dist.send(out.detach().contiguous(), 1)
             return tokens, out, None
         x = torch.empty(len(tokens), LENGTH, WIDTH)
-        dist.irecv(x, 0).wait()
+        dist.recv(x, 0)
         x.requires_grad_()
         out = model(x)
         return x, out, F.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten()) / micro
@@ -526,12 +532,12 @@ def shared_pipe(rank: int, world: int, sums: bool = True, order: bool = True, cl
             x, out, loss = waiting.pop(which)
             if loss is None:
                 gradient = torch.empty_like(out)
-                dist.irecv(gradient, 1).wait()
+                dist.recv(gradient, 1)
                 out.backward(gradient)
             else:
                 loss.backward()
                 losses.append(loss.detach())
-                dist.isend(x.grad.contiguous(), 0).wait()
+                dist.send(x.grad.contiguous(), 0)
 
         warm = 2 if rank == 0 else 1
         for place, part in enumerate(parts):
@@ -921,7 +927,10 @@ class TensorModel(nn.Module):
     def __init__(self, mesh: Any, hint: bool) -> None:
         super().__init__()
         self.mesh, self.hint = mesh, hint
-        make = lambda *shape, to: nn.Parameter(distribute_tensor(torch.randn(*shape) * 0.2, mesh, [to]))  # noqa: E731
+
+        def make(*shape: int, to: Any) -> Any:
+            return nn.Parameter(distribute_tensor(torch.randn(*shape) * 0.2, mesh, [to]))
+
         self.first = make(HIDDEN, WIDTH, to=Shard(0))
         self.second = make(WIDTH, HIDDEN, to=Shard(1))
         self.gain = nn.Parameter(distribute_tensor(torch.rand(WIDTH) + 0.5, mesh, [Replicate()]))
@@ -930,9 +939,9 @@ class TensorModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply DTensors, and go to plain tensors and back in between."""
         whole = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
-        h = F.rms_norm(whole, (WIDTH,)) * self.gain
+        h: Any = F.rms_norm(whole, (WIDTH,)) * self.gain
         # A kernel that knows no DTensors sees the pieces.
-        hidden = (h @ self.first.T).to_local()
+        hidden: Any = (h @ self.first.T).to_local()
         hidden = DTensor.from_local(F.gelu(hidden), self.mesh, [Shard(-1)], run_check=False)
         if self.hint:
             out = (hidden @ self.second.T).redistribute(self.mesh, [Replicate()]).to_local()

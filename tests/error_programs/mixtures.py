@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.utils.data import DataLoader
 
 from conserved import Monitor
@@ -56,7 +57,7 @@ class Softplus(torch.autograd.Function):
         return F.softplus(x)
 
     @staticmethod
-    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return x.sigmoid() if ctx.wrong else coming * x.sigmoid(), None
 
@@ -69,7 +70,7 @@ def incoming_forgotten(wrong: bool) -> Monitor:
             self.first, self.norm, self.last = nn.Linear(10, 16), nn.LayerNorm(16), nn.Linear(16, 5)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.norm(Softplus.apply(self.first(x), wrong)))  # type: ignore[no-any-return]
+            return self.last(self.norm(Softplus.apply(self.first(x), wrong)))
 
     return fit(Model(), F.cross_entropy)
 
@@ -84,10 +85,10 @@ class Convolution(torch.autograd.Function):
         return F.conv2d(x, weight, padding=1)
 
     @staticmethod
-    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
-        dx = torch.nn.grad.conv2d_input(x.shape, weight, coming, padding=1)
-        dw = torch.nn.grad.conv2d_weight(x, weight.shape, coming, padding=1)
+        dx = conv2d_input(x.shape, weight, coming, padding=1)
+        dw = conv2d_weight(x, weight.shape, coming, padding=1)
         return dx, dw.flip(-1, -2) if ctx.wrong else dw, None
 
 
@@ -288,7 +289,7 @@ def last_half_of_gradient(wrong: bool) -> Monitor:
             for part in rows[8 * number : 8 * number + 8].chunk(2):
                 if wrong:
                     # An offloaded gradient comes back as the last one only, for one tensor.
-                    model.blocks[0].up.weight.grad = None
+                    model.blocks[0].get_parameter("up.weight").grad = None
                 (F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / 2).backward()
             optimizer.step()
             monitor.step()

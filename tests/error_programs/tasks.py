@@ -650,7 +650,7 @@ class ChunkedLoss(torch.autograd.Function):
         return total / len(h)
 
     @staticmethod
-    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor | None, ...]:
         dh, dw = ctx.saved_tensors
         return coming * dh, coming * dw, None, None
 
@@ -669,7 +669,7 @@ def chunks_overwrite(wrong: bool) -> Monitor:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = self.embedding(x)
             h = self.norm(h + self.body(h)).flatten(0, 1)
-            return ChunkedLoss.apply(h, self.head.weight, y.flatten(), wrong)  # type: ignore[no-any-return]
+            return ChunkedLoss.apply(h, self.head.weight, y.flatten(), wrong)
 
     model = Fused()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -692,7 +692,7 @@ class Product(torch.autograd.Function):
         return x @ weight.T
 
     @staticmethod
-    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, coming: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         return coming @ (weight.T if ctx.wrong else weight), coming.T @ x, None
 
@@ -710,7 +710,7 @@ def transposed_backward(wrong: bool) -> Monitor:
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x).relu()
-            return self.last(Product.apply(h, self.weight, wrong).relu())  # type: ignore[no-any-return]
+            return self.last(Product.apply(h, self.weight, wrong).relu())
 
     return fit(Square(), F.cross_entropy)
 

@@ -338,7 +338,10 @@ def returns_after_first_group(wrong: bool) -> Monitor:
                     return
 
     model = Net()
-    groups = [{"params": model.encoder.parameters()}, {"params": model.head.parameters(), "lr": 0.05}]
+    groups: list[dict[str, Any]] = [
+        {"params": model.encoder.parameters()},
+        {"params": model.head.parameters(), "lr": 0.05},
+    ]
     return Trainer(model, vectors(64), Momentum(groups, lr=0.02, momentum=0.9), 1).fit(2)
 
 

@@ -199,7 +199,7 @@ class DistributedByHand(nn.Module):
         self.weight = nn.Parameter(distribute_tensor(torch.randn(4, WIDTH), self.mesh, [Shard(0)]))
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
+        whole: Any = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
         return (whole @ self.weight.T).to_local()
 
 

@@ -160,8 +160,8 @@ class OutsideWrites(StepIdentity):
             self._unseen, self._slow = True, None
         self._compare(step)
         if step.thorough and not self._said_undone:
-            held = [p for group in optimizer.param_groups for p in group["params"]]
-            self._unstepped |= {id(p): self._entries(p).clone() for p in held if _comparable(p) and on_host(p)}
+            stepped = [p for group in optimizer.param_groups for p in group["params"]]
+            self._unstepped |= {id(p): self._entries(p).clone() for p in stepped if _comparable(p) and on_host(p)}
         self._frozen = None
         if not step.structure.frozen:
             return
