@@ -54,11 +54,16 @@ def commit() -> str:
     return os.environ.get("COMMIT") or described.stdout.strip() or "unknown"
 
 
+def save_path(name: str, folder: Path = RESULTS) -> Path:
+    """Return NAME_DEVICE_DATE.json in a folder."""
+    hardware = "h200" if "H200" in machine()["device"] else "cuda" if torch.cuda.is_available() else "cpu"
+    return folder / f"{name}_{hardware}_{datetime.now(UTC).date().isoformat()}.json"
+
+
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write a record as NAME_DEVICE_DATE.json into a folder."""
     today = datetime.now(UTC).date().isoformat()
-    hardware = "h200" if "H200" in machine()["device"] else "cuda" if torch.cuda.is_available() else "cpu"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}_{hardware}_{today}.json"
+    path = save_path(name, folder)
     path.write_text(json.dumps({"date": today, "commit": commit(), **machine(), **record}, indent=1) + "\n")
     return path

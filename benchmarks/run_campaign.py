@@ -39,7 +39,7 @@ from campaign.described import jax_target, torch_target
 from campaign.operators import NoSampleError
 from campaign.target import Target
 from conserved.checking import UncheckableError, check
-from measure import RESULTS, commit, machine, save
+from measure import RESULTS, commit, machine, save, save_path
 
 HERE = Path(__file__).resolve().parent
 SHRINKING = 45.0
@@ -83,7 +83,7 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
     """Check one target and return its verdict, tests and time; nothing is raised."""
     torch.manual_seed(0)
     row: dict[str, Any] = target.record()
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     try:
         function, tensors = target.build(device)
         # One graph for each shape: beyond dynamo's limit a function runs eagerly, and that is not what is checked.
@@ -106,6 +106,7 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
         "cut short": any("cut short" in note for note in result.notes),
         "first call": round(compiled, 2),
         "seconds": round(time.perf_counter() - start, 2),
+        "processor seconds": round(time.process_time() - worked, 2),
     }
     if not result.verdict.holds:
         row["why"] = result.verdict.message[:300]
@@ -186,7 +187,7 @@ def launch(chosen: argparse.Namespace, parts: Path, keep: Callable[[list[dict[st
     outs = [folder / f"{chosen.first}_{share}.jsonl" for share in range(chosen.workers)]
     for out in outs:
         out.unlink(missing_ok=True)
-    starts = [0] * chosen.workers
+    starts = [chosen.start] * chosen.workers
     deadline = time.time() + chosen.minutes * 60
 
     def begin(share: int) -> subprocess.Popen[bytes]:
@@ -284,6 +285,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="time of the whole run")
     parser.add_argument("--stuck", type=float, default=150.0, help="seconds without a row before a worker is restarted")
     parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--resume", action="store_true", help="go on behind the last row that today's file has")
     parser.add_argument("--label", default="", help="further part of the name of the result file")
     parser.add_argument("--share", type=int, default=-1, help="worker: which share of the targets")
     parser.add_argument("--start", type=int, default=0)
@@ -298,21 +300,27 @@ def main() -> None:
         return
     start = time.time()
     name = f"campaign_{chosen.family}_{'_'.join(chosen.modes)}" + (f"_{chosen.label}" if chosen.label else "")
+    earlier: dict[str, Any] = {"rows": [], "minutes": 0.0, "commits": []}
+    if chosen.resume:
+        earlier = json.loads(save_path(name, chosen.folder).read_text())
+        chosen.start = max(row["number"] for row in earlier["rows"]) + 1
+    commits = sorted({commit(), *earlier["commits"]})
 
     def keep(rows: list[dict[str, Any]]) -> Path:
-        record = {"commit": commit(), **machine(), "arguments": sys.argv[1:], "minutes": (time.time() - start) / 60}
+        minutes = earlier["minutes"] + (time.time() - start) / 60
+        record = {"commits": commits, **machine(), "arguments": sys.argv[1:], "minutes": minutes}
+        rows = earlier["rows"] + rows
         counts = dict(Counter(row["status"] for row in rows))
         record |= {"workers": chosen.workers, "versions": versions(rows), "counts": counts, "rows": rows}
         return save(name, record, chosen.folder)
 
     with TemporaryDirectory() as parts:
         launch(chosen, Path(parts), keep)
-    saved = next(chosen.folder.glob(f"{name}_*.json"))
-    record = json.loads(saved.read_text())
+    record = json.loads(save_path(name, chosen.folder).read_text())
     for row in record["rows"]:
         if row["status"] == "refuted":
             print(row["name"], row["dtype"], row["mode"], "confirmed:", row.get("confirmed"), row.get("error"))
-    print(record["counts"], "saved", saved)
+    print(record["counts"])
 
 
 def versions(rows: list[dict[str, Any]]) -> dict[str, str]:
