@@ -195,10 +195,10 @@ def read_node(record: Any, before: Sequence[Node], size: int) -> Node:
     need(len(shape) <= MOST_AXES and prod(s for s in shape if s) <= MOST_ENTRIES, f"{name} is too large")
     discrete = record.get("discrete", False)
     need(isinstance(discrete, bool), f"discrete of {name} is neither true nor false")
-    places: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
     values: tuple[Any, ...] = ()
     if op == "take":
-        places = tuple(integer(p, -1, MOST_ENTRIES, f"a place of {name}") for p in items(record.get("places"), name))
+        indices = tuple(integer(p, -1, MOST_ENTRIES, f"a place of {name}") for p in items(record.get("places"), name))
     if op == "constant":
         entries = items(record.get("values"), name)
         if discrete:
@@ -211,11 +211,11 @@ def read_node(record: Any, before: Sequence[Node], size: int) -> Node:
     fits, kind = fit(op, shape, kinds, shapes, discrete, size)
     if op == "take":
         total = sum(map(prod, shapes))
-        fits = fits and len(places) == prod(shape) and all(-1 <= p < total for p in places)
+        fits = fits and len(indices) == prod(shape) and all(-1 <= p < total for p in indices)
     elif op == "constant":
         fits = len(values) == prod(shape)
     need(fits, f"{name} ({op}) does not fit its inputs")
-    return Node(op, inputs, shape, kind, places, values, which)
+    return Node(op, inputs, shape, kind, indices, values, which)
 
 
 def fit(
@@ -287,10 +287,10 @@ def read_law(record: Any, size: int) -> Law:
     record = fields(record, ("quadratic", "linear"), "a law", ("name", "formula"))
     need(all(isinstance(record.get(key, ""), str) for key in ("name", "formula")), "the name of a law is not text")
 
-    def terms(key: str, places: int) -> list[Any]:
+    def terms(key: str, indices: int) -> list[Any]:
         result = []
         for entry in items(record[key], key):
-            *where, value = items(entry, f"a term of {key}", places + 1)
+            *where, value = items(entry, f"a term of {key}", indices + 1)
             result.append((*(integer(p, 0, size - 1, "a place of a law") for p in where), real(value, "a coefficient")))
         need(len({term[:-1] for term in result}) == len(result), "a law lists a term twice")
         return result
@@ -660,10 +660,10 @@ def backward(program: Program, ring: Balls, index: int, g: Jet, values: list[Any
     return [retained, None, mapped(g, lambda part: [part[i] for i in inputs[1]])]
 
 
-def collected(ring: Balls, part: list[Any], places: Sequence[int], size: int) -> list[Any]:
+def collected(ring: Balls, part: list[Any], indices: Sequence[int], size: int) -> list[Any]:
     """Each entry added to the place it was taken from; the last place is that of the zero, −1."""
     result = [ring.number(0)] * size
-    for index, entry in zip(places, part, strict=True):
+    for index, entry in zip(indices, part, strict=True):
         result[index] = result[index] + entry
     return result
 

@@ -112,7 +112,7 @@ def test_two_outputs_move_each_along_its_own_axis() -> None:
 @given(st.integers(0, 10**6), st.sampled_from([False, True]), st.sampled_from([1, 2, 3]))
 def test_gathering_is_the_adjoint_of_spreading(seed: int, tiled: bool, every: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    leg = TensorLeg(name="x", place=0, output=False, axes=(Axis(axis=2, every=every, tiled=tiled), Axis(axis=0)))
+    leg = TensorLeg(name="x", index=0, output=False, axes=(Axis(axis=2, every=every, tiled=tiled), Axis(axis=0)))
     tensor = torch.randn(3, 4, 2 * every, generator=generator, dtype=torch.float64)
     values = torch.randn(2, 3, generator=generator, dtype=torch.float64)
     left = (spread(values, leg, 3) * tensor).sum()
@@ -122,7 +122,7 @@ def test_gathering_is_the_adjoint_of_spreading(seed: int, tiled: bool, every: in
 
 def test_the_matrix_of_an_identity_is_the_naive_sum() -> None:
     left, right = (torch.randn(2, 6, 5, 4, dtype=torch.float64) for _ in range(2))
-    leg = TensorLeg(name="q", place=0, output=False, axes=(Axis(axis=0), Axis(axis=1, every=3), Axis(axis=3)))
+    leg = TensorLeg(name="q", index=0, output=False, axes=(Axis(axis=0), Axis(axis=1, every=3), Axis(axis=3)))
     naive = torch.einsum("bhrni,bhrnj->bhij", left.unflatten(1, (2, 3)), right.unflatten(1, (2, 3)))
     torch.testing.assert_close(outer(left, right, leg), naive)
 

@@ -486,7 +486,7 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
     theta, slopes = ({key: torch.randn(s, generator=generator) for key, s in shapes.items()} for _ in range(2))
     found = identities(plan, theta, slopes).rows
     assert found is not None
-    assert set(found.places) == set(range(len(LAWS[name])))
+    assert set(found.indices) == set(range(len(LAWS[name])))
     together, one_by_one = (in_order(plan, theta, slopes, together=way) for way in (True, False))
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
     for tensors, norms in ((slopes, found.norms), (theta, found.lengths)):

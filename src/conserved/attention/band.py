@@ -53,9 +53,9 @@ class Band:
         self, rows: int, n: int, seen: Bool[Tensor, "*heads n"] | None, device: torch.device
     ) -> Float[Tensor, "*heads rows"]:
         """Return how many of the n keys every row sees, of those marked as seen."""
-        places = torch.arange(rows, device=device)
-        starts = torch.zeros_like(places) if self.lower is None else (places + self.lower).clamp(0, n)
-        ends = torch.full_like(places, n) if self.upper is None else (places + self.upper).clamp(0, n)
+        indices = torch.arange(rows, device=device)
+        starts = torch.zeros_like(indices) if self.lower is None else (indices + self.lower).clamp(0, n)
+        ends = torch.full_like(indices, n) if self.upper is None else (indices + self.upper).clamp(0, n)
         if seen is None:
             return (ends - starts).double()
         ahead = torch.nn.functional.pad(seen.double().cumsum(-1), (1, 0))

@@ -114,14 +114,14 @@ def choose_constants(
         query, key, batch, head, rows, positions, columns, query_batch, query_head, query_token, NUMBER, USED, scale,
         GROUPS, WIDTH,
     )
-    places = tl.arange(0, BLOCK)
+    indices = tl.arange(0, BLOCK)
     k = tl.load(
-        key + batch * key_batch + head * key_head + (places * STRIDE).to(tl.int64)[:, None] * key_token
+        key + batch * key_batch + head * key_head + (indices * STRIDE).to(tl.int64)[:, None] * key_token
         + columns[None, :],
-        mask=(places < SAMPLED)[:, None] & inside[None, :], other=0.0,
+        mask=(indices < SAMPLED)[:, None] & inside[None, :], other=0.0,
     )
     exact = k.to(tl.float32) - constant.to(tl.float32)[None, :]
-    rounding = tl.where((places < SAMPLED)[:, None], exact.to(key.dtype.element_ty).to(tl.float32) - exact, 0.0)
+    rounding = tl.where((indices < SAMPLED)[:, None], exact.to(key.dtype.element_ty).to(tl.float32) - exact, 0.0)
     noise = tl.dot(q.to(tl.float32), tl.trans(rounding))
     square = tl.sum(tl.sum(noise * noise, 1), 0) / (USED * SAMPLED)
     quiet = tl.where(square <= most_noise * most_noise, 1.0, 0.0)
@@ -137,9 +137,9 @@ def _sampled_queries(
     GROUPS: tl.constexpr, WIDTH: tl.constexpr,
 ):
     """Return sampled queries times the scale, in the precision of the keys."""
-    places = (head * GROUPS + rows // NUMBER) * query_head + positions.to(tl.int64) * query_token
+    indices = (head * GROUPS + rows // NUMBER) * query_head + positions.to(tl.int64) * query_token
     q = tl.load(
-        query + batch * query_batch + places[:, None] + columns[None, :],
+        query + batch * query_batch + indices[:, None] + columns[None, :],
         mask=(rows < USED)[:, None] & (columns < WIDTH)[None, :], other=0.0,
     )
     return (q.to(tl.float32) * scale).to(key.dtype.element_ty)

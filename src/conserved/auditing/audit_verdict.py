@@ -72,7 +72,7 @@ def verdict_of_pass(
             "suggests, or the model took another way than in the call its laws were read off. The others hold."
         )
     elif case.noisy:
-        worst = next(row for row in unsure if row.name in {case.names[place] for place in case.noisy})
+        worst = next(row for row in unsure if row.name in {case.names[index] for index in case.noisy})
         message = (
             f"{len(case.noisy)} of {count} identities are above the floor of {str(used).removeprefix('torch.')}, "
             f"{worst.name} the furthest ({worst.residual:.2g}): {worst.suggests[0]}. The others hold."

@@ -264,11 +264,11 @@ def residuals_of(
     gradients = backward.gradients
     sides = _epsilon_sides(backward, gauge) if nearly.any() else {}
     if sides and gradients is not None:
-        some, places = plan.up_to_epsilon
+        some, indices = plan.up_to_epsilon
         # In the precision that the identities of all other laws are computed in.
         with torch.no_grad():
             moments = some.evaluate((Point(backward.points), Direction(gradients)), [(0, 1)]).values()
-        for index, mu in zip(places, to_host(moments), strict=True):
+        for index, mu in zip(indices, to_host(moments), strict=True):
             side = sides.get(plan.symmetries[index].name)
             if side is None or not balance.tested[index]:
                 continue

@@ -155,14 +155,14 @@ def diagnose(suspects: SuspectIdentities, replay: Replay) -> list[Diagnosis]:
     # Hardware corrupts entries, rows or tiles; one factor on a whole leg is something that a program did, and what it
     # did to a parameter is seen by every identity of that parameter.
     changed = {
-        name for place in wrong.tolist() if suspects.factors[place] for name in suspects.symmetries[place].parameters
+        name for index in wrong.tolist() if suspects.factors[index] for name in suspects.symmetries[index].parameters
     }
-    for place in wrong.tolist():
-        scaled = not changed.isdisjoint(suspects.symmetries[place].parameters)
+    for index in wrong.tolist():
+        scaled = not changed.isdisjoint(suspects.symmetries[index].parameters)
         gone = Origin.LOOP if scaled else Origin.TRANSIENT
-        origins[place] = gone if again[place] else Origin.PROGRAM
+        origins[index] = gone if again[index] else Origin.PROGRAM
     kernel, trusted = "", set[str]()
-    rest = [place for place in wrong.tolist() if not again[place]]
+    rest = [index for index in wrong.tolist() if not again[index]]
     holds = _holding(replay, plan, wanted, suspects.floors)
     if rest:
         rest = _drawn_anew(replay, plan, wanted, first, suspects, rest, limits, origins)
@@ -243,13 +243,13 @@ def _drawn_anew(
     except Exception as problem:
         # The one boundary to the user's program, which may run out of memory at any time.
         return _leave_undecided(rest, origins, problem)
-    for place in rest:
-        if SIGMAS * _along(suspects, place, here[place], repeated[place]) >= float(np.linalg.norm(here[place])):
+    for index in rest:
+        if SIGMAS * _along(suspects, index, here[index], repeated[index]) >= float(np.linalg.norm(here[index])):
             # The same pass gives another residual every time: a race, whatever weights do.
-            origins[place] = Origin.TRANSIENT
+            origins[index] = Origin.TRANSIENT
     noise = dict.fromkeys(rest, 0.0)
     for seed in range(_SAMPLES):
-        left = [place for place in rest if origins[place] is Origin.PROGRAM]
+        left = [index for index in rest if origins[index] is Origin.PROGRAM]
         if not left:
             break
         try:
@@ -258,27 +258,27 @@ def _drawn_anew(
         except Exception as problem:
             # The same boundary.
             return _leave_undecided(left, origins, problem)
-        for place in left:
-            noise[place] = max(noise[place], _along(suspects, place, here[place], there[place]))
-            if SIGMAS * noise[place] >= float(np.linalg.norm(here[place])) and scales[place] > 0:
-                origins[place] = Origin.ROUNDING
-                limits[place] = max(limits[place], SIGMAS * noise[place] / scales[place], suspects.residuals[place])
-    return [place for place in rest if origins[place] is Origin.PROGRAM]
+        for index in left:
+            noise[index] = max(noise[index], _along(suspects, index, here[index], there[index]))
+            if SIGMAS * noise[index] >= float(np.linalg.norm(here[index])) and scales[index] > 0:
+                origins[index] = Origin.ROUNDING
+                limits[index] = max(limits[index], SIGMAS * noise[index] / scales[index], suspects.residuals[index])
+    return [index for index in rest if origins[index] is Origin.PROGRAM]
 
 
-def _leave_undecided(places: Sequence[int], origins: list[Origin], problem: Exception) -> list[int]:
+def _leave_undecided(indices: Sequence[int], origins: list[Origin], problem: Exception) -> list[int]:
     """Mark residuals whose rounding could not be sampled as not replayed; no other replay can blame the program."""
     LOGGER.info("rounding was not sampled at nearby weights: %s", problem)
-    for place in places:
-        if origins[place] is Origin.PROGRAM:
-            origins[place] = Origin.UNKNOWN
+    for index in indices:
+        if origins[index] is Origin.PROGRAM:
+            origins[index] = Origin.UNKNOWN
     return []
 
 
-def _along(suspects: SuspectIdentities, place: int, here: NDArray[np.float64], there: NDArray[np.float64]) -> float:
+def _along(suspects: SuspectIdentities, index: int, here: NDArray[np.float64], there: NDArray[np.float64]) -> float:
     """Return the noise of one moment from two samples. A wrong factor is one direction: only noise along it counts."""
     size = float(np.linalg.norm(here))
-    if suspects.factors[place] and size:
+    if suspects.factors[index] and size:
         return abs(float(here @ (there - here))) / size / math.sqrt(2)
     return float(np.linalg.norm(there - here)) / math.sqrt(2)
 
@@ -325,19 +325,19 @@ def _mended_by_kernels(
     names.
     """
     plain = holds(PLAIN, limits)
-    mended = [place for place in rest if plain[place]]
+    mended = [index for index in rest if plain[index]]
     if not mended:
         return rest, ""
     kept = holds(replace(PLAIN, trusted=trusted), limits)
     if trusted:
-        for place in mended:
-            origins[place] = origins[place] if kept[place] else Origin.DESIGN
-        rest = [place for place in rest if origins[place] is not Origin.DESIGN]
-        mended = [place for place in mended if kept[place]]
+        for index in mended:
+            origins[index] = origins[index] if kept[index] else Origin.DESIGN
+        rest = [index for index in rest if origins[index] is not Origin.DESIGN]
+        mended = [index for index in mended if kept[index]]
         if not mended:
             return rest, ""
-    for place in mended:
-        origins[place] = Origin.KERNEL
+    for index in mended:
+        origins[index] = Origin.KERNEL
     switches: Mapping[str, PassForm] = {
         "eager": PassForm(eager=True),
         "attention": PassForm(attention=True),
@@ -346,9 +346,9 @@ def _mended_by_kernels(
     blamed = []
     for name, form in switches.items():
         alone = holds(form, limits)
-        if all(alone[place] for place in mended):
+        if all(alone[index] for index in mended):
             blamed.append(KERNELS[name])
-    return [place for place in rest if place not in mended], " or ".join(blamed) or "several of them together"
+    return [index for index in rest if index not in mended], " or ".join(blamed) or "several of them together"
 
 
 def _mended_by_precision(
@@ -367,10 +367,10 @@ def _mended_by_precision(
         precise = stored if stored in HALF else torch.float32
         limits = np.maximum(suspicious(precise, plan.entries), residuals / _SHRINKS)
         precisely = holds(form, limits)
-        for place in rest:
-            if precisely[place]:
-                origins[place] = Origin.PRECISION
-        rest = [place for place in rest if not precisely[place]]
+        for index in rest:
+            if precisely[index]:
+                origins[index] = Origin.PRECISION
+        rest = [index for index in rest if not precisely[index]]
         if not rest:
             return
 

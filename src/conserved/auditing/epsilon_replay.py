@@ -41,7 +41,7 @@ class ExactResidual:
 
 def decide_up_to_epsilon(
     backward: BackwardPass,
-    places: Sequence[int],
+    indices: Sequence[int],
     floors: NDArray[np.float64],
     scales: NDArray[np.float64],
     replay: Replay,
@@ -58,7 +58,7 @@ def decide_up_to_epsilon(
         precision: the coarsest precision of the pass.
     """
     assert backward.gradients is not None
-    some = [backward.laws.symmetries[index] for index in places]
+    some = [backward.laws.symmetries[index] for index in indices]
     names = {symmetry.name for symmetry in some}
     terms = EpsilonTerms(backward.model, backward.laws.select(lambda symmetry: symmetry.name in names))
     if not len(terms):
@@ -91,13 +91,13 @@ def decide_up_to_epsilon(
         if not residual <= limit:
             # Gradients that satisfy the identity when they are computed again were changed or corrupted.
             origin = Origin.TRANSIENT if repeated <= limit else Origin.PROGRAM
-        decisions[places[number]] = (residual, repeated, limit, origin)
-    return _explained(decisions, places, terms, plan, wanted, scales, replay, precision)
+        decisions[indices[number]] = (residual, repeated, limit, origin)
+    return _explained(decisions, indices, terms, plan, wanted, scales, replay, precision)
 
 
 def _explained(
     decisions: dict[int, tuple[float, float, float, Origin]],
-    places: Sequence[int],
+    indices: Sequence[int],
     terms: EpsilonTerms,
     plan: Plan,
     wanted: Tensors,
@@ -117,7 +117,7 @@ def _explained(
             continue
         stored = coarsest(*(p.dtype for p in wanted.values()))
         floor = suspicious(stored if stored in HALF else torch.float32, plan.entries)
-        for number, index in enumerate(places):
+        for number, index in enumerate(indices):
             if index in rest and plan.symmetries[number].name in sides:
                 residual = float(np.linalg.norm(remaining[number])) / scales[number]
                 if residual <= max(float(floor[number]), decisions[index][1] / _SHRINKS):

@@ -176,7 +176,7 @@ def _repeated_norm(gradients: Tensors) -> float | None:
         return None
     norms = torch.stack([g.double().norm().to(dense[0].device) for g in dense])
     most = float(norms.max())
-    close = [dense[place] for place in (norms >= (1 - _SAME_NORM) * most).nonzero().flatten().tolist()]
+    close = [dense[index] for index in (norms >= (1 - _SAME_NORM) * most).nonzero().flatten().tolist()]
     if not 0 < most < math.inf or len(close) < 2:
         return None
     alike = close[0].shape == close[1].shape and torch.equal(close[0], close[1])

@@ -227,12 +227,12 @@ def _judge(
         others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
         tested=len(case.held) if case.late or case.noisy else int(tested.sum()),
         by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
-        covers=lambda: coverage(read, frozenset(laws.names[place] for place in case.held), points, seen_there),
+        covers=lambda: coverage(read, frozenset(laws.names[index] for index in case.held), points, seen_there),
         sensitivity=seen,
         comparison=comparison,
         scale=scale,
         corrupted=corrupted,
-        diagnoses={case.names[place]: found for place, found in case.diagnoses.items()},
+        diagnoses={case.names[index]: found for index, found in case.diagnoses.items()},
         findings=tuple(findings),
         unclaimed=laws.unclaimed,
         dropped=(*backward.dropped, *(Dropped(name, reason) for name, reason in case.late.items())),
@@ -316,7 +316,7 @@ def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...])
     if not odd and not absent:
         return []
     excused = _zero_by_law(backward.laws.symmetries)
-    there = [(balance.names[place], balance.norms[place]) for place in odd if balance.names[place] not in absent]
+    there = [(balance.names[index], balance.norms[index]) for index in odd if balance.names[index] not in absent]
     needed = [n for n in backward.absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
     found = [GradientFinding(parameter=name, trouble="missing") for name in needed]
     found += [GradientFinding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]

@@ -73,19 +73,19 @@ def suspicious(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np
 
 
 def linear_bounds(
-    plan: Plan, places: Sequence[int], gradients: Tensors, precision: torch.dtype, scales: NDArray[np.float64]
+    plan: Plan, indices: Sequence[int], gradients: Tensors, precision: torch.dtype, scales: NDArray[np.float64]
 ) -> dict[int, float]:
     """Return for linear laws the relative residual that rounding every entry in one direction leaves."""
-    if not places:
+    if not indices:
         return {}
-    some = Plan.of([plan.symmetries[index] for index in places], kernels=False)
+    some = Plan.of([plan.symmetries[index] for index in indices], kernels=False)
     needed = {name: gradients[name] for name in some.needs}
     source = Magnitudes(Direction(needed))
     totals = to_host(some.evaluate((Magnitudes(Point(needed)), source), [(0, 1)]).values())
     unit = torch.finfo(precision).eps / 2
     return {
         index: unit * float(np.linalg.norm(total)) / scales[index] if scales[index] else 0.0
-        for index, total in zip(places, totals, strict=True)
+        for index, total in zip(indices, totals, strict=True)
     }
 
 
@@ -237,7 +237,7 @@ def coherent(
 ) -> NDArray[np.bool_]:
     """Return which residuals above their floors are wrong factors and not rounding, however small."""
     flags = np.zeros(len(symmetries), dtype=bool)
-    places = np.flatnonzero(residuals > floors)
-    factors = wrong_factors([symmetries[index] for index in places.tolist()], theta, gradients)
-    flags[places] = [factor is not None for factor in factors]
+    indices = np.flatnonzero(residuals > floors)
+    factors = wrong_factors([symmetries[index] for index in indices.tolist()], theta, gradients)
+    flags[indices] = [factor is not None for factor in factors]
     return flags

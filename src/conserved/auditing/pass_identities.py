@@ -65,29 +65,29 @@ class PassIdentities:
         self.tested = found.balance.tested
         self.doubtful: list[int] = np.flatnonzero(~((found.residuals <= found.limits) & self.tested)).tolist()
         self.statuses = {
-            place: status(
-                found.residuals[place],
-                found.limits[place],
-                tested=bool(self.tested[place]),
-                nearly=bool(found.nearly[place]),
+            index: status(
+                found.residuals[index],
+                found.limits[index],
+                tested=bool(self.tested[index]),
+                nearly=bool(found.nearly[index]),
             )
-            for place in self.doubtful
+            for index in self.doubtful
         }
-        self.broken = [place for place in self.doubtful if self.statuses[place] is Status.REFUTED]
+        self.broken = [index for index in self.doubtful if self.statuses[index] is Status.REFUTED]
 
     @property
     def suspected(self) -> list[Symmetry]:
         """The symmetries whose identities are broken."""
-        return [self.symmetries[place] for place in self.broken]
+        return [self.symmetries[index] for index in self.broken]
 
     def suspect_factors(self) -> None:
         """Break identities whose residual is within the limit and lies along one of their legs: a wrong factor."""
         gradients, residuals = self.backward.gradients, self.left.residuals
         assert gradients is not None
         near = np.flatnonzero(self.tested & (residuals > self.left.floors) & ~self.left.nearly).tolist()
-        factors = wrong_factors([self.symmetries[place] for place in near], self.backward.points, gradients)
-        self.factors = {place: factor for place, factor in zip(near, factors, strict=True) if factor is not None}
-        more = [place for place in self.factors if place not in self.broken and place not in self.doubtful]
+        factors = wrong_factors([self.symmetries[index] for index in near], self.backward.points, gradients)
+        self.factors = {index: factor for index, factor in zip(near, factors, strict=True) if factor is not None}
+        more = [index for index in self.factors if index not in self.broken and index not in self.doubtful]
         self.doubtful += more
         self.broken += more
         self.statuses |= dict.fromkeys(more, Status.REFUTED)
@@ -99,25 +99,25 @@ class PassIdentities:
         norms forget has a gradient that cancels.
         """
         left = self.left
-        measured = [place for place in self.broken if not self.symmetries[place].exact and not left.nearly[place]]
-        known = {place: former[self.names[place]] for place in measured if self._is_decided(place, former)}
-        places = [place for place in self.doubtful if left.nearly[place] and self.tested[place]]
-        places += [place for place in measured if place not in known]
-        if places:
-            roots = np.where(left.nearly[places], self.backward.laws.plan.epsilons[places] ** 0.5, 0.0)
-            floors, scales = self.limits[places] - roots, left.balance.scales[places]
-            for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
-                left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
-                known[place] = self._in_series(place, exact.diagnosis, former)
-        for place, diagnosis in known.items():
-            self.diagnoses[place] = diagnosis
+        measured = [index for index in self.broken if not self.symmetries[index].exact and not left.nearly[index]]
+        known = {index: former[self.names[index]] for index in measured if self._is_decided(index, former)}
+        indices = [index for index in self.doubtful if left.nearly[index] and self.tested[index]]
+        indices += [index for index in measured if index not in known]
+        if indices:
+            roots = np.where(left.nearly[indices], self.backward.laws.plan.epsilons[indices] ** 0.5, 0.0)
+            floors, scales = self.limits[indices] - roots, left.balance.scales[indices]
+            for index, exact in decide_up_to_epsilon(self.backward, indices, floors, scales, replay, used).items():
+                left.residuals[index], self.limits[index], left.nearly[index] = exact.residual, exact.limit, False
+                known[index] = self._in_series(index, exact.diagnosis, former)
+        for index, diagnosis in known.items():
+            self.diagnoses[index] = diagnosis
             if diagnosis.wrong:
-                self.statuses[place] = Status.REFUTED
-                self.broken = list(dict.fromkeys((*self.broken, place)))
+                self.statuses[index] = Status.REFUTED
+                self.broken = list(dict.fromkeys((*self.broken, index)))
             elif diagnosis.origin is Origin.PRECISION:
-                self._mark_noisy([place])
+                self._mark_noisy([index])
             else:
-                self._verify([place])
+                self._verify([index])
 
     def leave_sums_open(self) -> None:
         """Leave laws up to ε open where gradients are sums over passes: only the last pass can be replayed.
@@ -143,7 +143,7 @@ class PassIdentities:
             # Moving parameters runs the model again, which processes with different suspicions would not do together.
             self.set_aside(untrue(self.backward, self.suspected), into=self.no_laws)
             if isinstance(replay, RecordedPass) and replay.call is not None:
-                strange = [self.symmetries[place] for place in self.broken if self._is_of_program(place)]
+                strange = [self.symmetries[index] for index in self.broken if self._is_of_program(index)]
                 self.set_aside(
                     of_another_way(self.backward, strange, replay.call, replay.restore_random), into=self.no_laws
                 )
@@ -156,8 +156,8 @@ class PassIdentities:
                 self.leave_open(self.broken)
         return clipped
 
-    def _is_of_program(self, place: int) -> bool:
-        found = self.diagnoses.get(place)
+    def _is_of_program(self, index: int) -> bool:
+        found = self.diagnoses.get(index)
         return found is not None and found.origin is Origin.PROGRAM
 
     def _widen_underflow(self, gradients: Tensors) -> None:
@@ -165,48 +165,48 @@ class PassIdentities:
         if all(gradient.dtype != torch.float16 for gradient in gradients.values()):
             return
         points, scales = self.backward.points, self.left.balance.scales
-        for place in self.broken:
-            bound = subnormal_bound(self.symmetries[place], points, gradients, float(scales[place]))
-            self.limits[place] = max(self.limits[place], bound)
-        self._verify([place for place in self.broken if self.left.residuals[place] <= self.limits[place]])
+        for index in self.broken:
+            bound = subnormal_bound(self.symmetries[index], points, gradients, float(scales[index]))
+            self.limits[index] = max(self.limits[index], bound)
+        self._verify([index for index in self.broken if self.left.residuals[index] <= self.limits[index]])
 
     def _widen_linear(self, gradients: Tensors, used: torch.dtype) -> None:
         """Hold linear laws against what rounding all entries in one direction leaves of their sums."""
         plan = self.backward.laws.plan
-        places = [place for place in self.broken if place in plan.linear and self.left.balance.scales[place] > 0]
-        bounds = linear_bounds(plan, places, gradients, used, self.left.balance.scales)
-        for place, bound in bounds.items():
-            self.limits[place] = max(self.limits[place], bound)
-        within = [place for place in places if self.left.residuals[place] <= self.limits[place]]
-        self._verify([place for place in within if place not in self.factors])
+        indices = [index for index in self.broken if index in plan.linear and self.left.balance.scales[index] > 0]
+        bounds = linear_bounds(plan, indices, gradients, used, self.left.balance.scales)
+        for index, bound in bounds.items():
+            self.limits[index] = max(self.limits[index], bound)
+        within = [index for index in indices if self.left.residuals[index] <= self.limits[index]]
+        self._verify([index for index in within if index not in self.factors])
 
     def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
         """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
-        exact = [place for place in self.broken if self.symmetries[place].exact]
-        self.diagnoses |= {place: former[self.names[place]] for place in exact if self._is_decided(place, former)}
-        places = [place for place in exact if place not in self.diagnoses]
-        if places:
-            self._diagnose(places, replay, used, accumulated, former)
-        for place, found in self.diagnoses.items():
+        exact = [index for index in self.broken if self.symmetries[index].exact]
+        self.diagnoses |= {index: former[self.names[index]] for index in exact if self._is_decided(index, former)}
+        indices = [index for index in exact if index not in self.diagnoses]
+        if indices:
+            self._diagnose(indices, replay, used, accumulated, former)
+        for index, found in self.diagnoses.items():
             if found.origin is not Origin.UNKNOWN:
-                self.limits[place] = max(self.limits[place], found.limit)
-        self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
+                self.limits[index] = max(self.limits[index], found.limit)
+        self._verify([index for index, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
         excused = (Origin.PRECISION, Origin.DESIGN)
-        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin in excused])
+        self._mark_noisy([index for index, found in self.diagnoses.items() if found.origin in excused])
 
-    def _is_decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
+    def _is_decided(self, index: int, former: Mapping[str, Diagnosis]) -> bool:
         """Return whether an earlier replay has decided this residual: a lasting defect, or noise of the same size."""
-        known = former.get(self.names[place])
+        known = former.get(self.names[index])
         if known is None or known.origin in (Origin.UNKNOWN, Origin.TRANSIENT):
             return False
         if known.origin in (Origin.ROUNDING, Origin.PRECISION):
             # Noise that has grown by more than half is measured again.
-            return place not in self.factors and float(self.left.residuals[place]) <= 1.5 * known.limit
+            return index not in self.factors and float(self.left.residuals[index]) <= 1.5 * known.limit
         return True
 
     def _diagnose(
         self,
-        places: list[int],
+        indices: list[int],
         replay: Replay,
         used: torch.dtype,
         accumulated: int,
@@ -214,20 +214,20 @@ class PassIdentities:
     ) -> None:
         """Replay the pass for these identities."""
         suspects = SuspectIdentities(
-            symmetries=[self.symmetries[place] for place in places],
-            residuals=self.left.residuals[places],
-            floors=self.limits[places],
+            symmetries=[self.symmetries[index] for index in indices],
+            residuals=self.left.residuals[indices],
+            floors=self.limits[indices],
             theta=self.backward.points,
-            factors=np.array([place in self.factors for place in places]),
+            factors=np.array([index in self.factors for index in indices]),
             precision=used,
             passes=accumulated,
         )
-        for place, diagnosis in zip(places, diagnose(suspects, replay), strict=True):
-            self.diagnoses[place] = self._in_series(place, diagnosis, former)
+        for index, diagnosis in zip(indices, diagnose(suspects, replay), strict=True):
+            self.diagnoses[index] = self._in_series(index, diagnosis, former)
 
-    def _in_series(self, place: int, diagnosis: Diagnosis, former: Mapping[str, Diagnosis]) -> Diagnosis:
+    def _in_series(self, index: int, diagnosis: Diagnosis, former: Mapping[str, Diagnosis]) -> Diagnosis:
         """Return a diagnosis in the light of the last audit: what is never reproducible is not hardware."""
-        known = former.get(self.names[place])
+        known = former.get(self.names[index])
         again = known is not None and known.origin is diagnosis.origin is Origin.TRANSIENT
         return diagnosis.repeated() if again else diagnosis
 
@@ -236,36 +236,36 @@ class PassIdentities:
 
         Gross residuals are not rounding, and a residual along one side of its identity is a wrong factor.
         """
-        decided = {place for place, found in self.diagnoses.items() if found.origin is not Origin.UNKNOWN}
+        decided = {index for index, found in self.diagnoses.items() if found.origin is not Origin.UNKNOWN}
         small = {
-            place
-            for place, factor in self.factors.items()
-            if used in HALF and abs(factor - 1) < least_factor(self.symmetries[place])
+            index
+            for index, factor in self.factors.items()
+            if used in HALF and abs(factor - 1) < least_factor(self.symmetries[index])
         }
         rest = [
-            place for place in self.broken if place not in decided and (place not in self.factors or place in small)
+            index for index in self.broken if index not in decided and (index not in self.factors or index in small)
         ]
         residuals, symmetries = self.left.residuals, self.symmetries
-        self._mark_noisy([place for place in rest if residuals[place] <= unmistakable(used, symmetries[place])])
+        self._mark_noisy([index for index in rest if residuals[index] <= unmistakable(used, symmetries[index])])
 
-    def _verify(self, places: Collection[int]) -> None:
-        self.statuses |= dict.fromkeys(places, Status.VERIFIED)
-        self.broken = [place for place in self.broken if place not in {*places}]
+    def _verify(self, indices: Collection[int]) -> None:
+        self.statuses |= dict.fromkeys(indices, Status.VERIFIED)
+        self.broken = [index for index in self.broken if index not in {*indices}]
 
-    def _mark_noisy(self, places: Collection[int]) -> None:
-        self.noisy = self.noisy.union(places)
-        self.leave_open(places)
+    def _mark_noisy(self, indices: Collection[int]) -> None:
+        self.noisy = self.noisy.union(indices)
+        self.leave_open(indices)
 
-    def leave_open(self, places: Collection[int]) -> None:
+    def leave_open(self, indices: Collection[int]) -> None:
         """Mark these identities INCONCLUSIVE."""
-        gone = frozenset(places)
+        gone = frozenset(indices)
         self.statuses |= dict.fromkeys(gone, Status.INCONCLUSIVE)
-        self.broken = [place for place in self.broken if place not in gone]
+        self.broken = [index for index in self.broken if index not in gone]
 
     def set_aside(self, reasons: Mapping[str, Any], into: dict[str, Any]) -> None:
         """Leave these laws open, and keep the reason of each: a broken identity does not refute them."""
         into.update(reasons)
-        self.leave_open([place for place in self.doubtful if self.names[place] in reasons])
+        self.leave_open([index for index in self.doubtful if self.names[index] in reasons])
 
     @cached_property
     def excess(self) -> NDArray[np.float64]:
@@ -276,28 +276,28 @@ class PassIdentities:
     @property
     def held(self) -> frozenset[int]:
         """The places of the laws that were tested."""
-        tested = (place for place in np.flatnonzero(self.tested).tolist() if self.names[place] not in self.late)
+        tested = (index for index in np.flatnonzero(self.tested).tolist() if self.names[index] not in self.late)
         return frozenset(tested).difference(self.noisy)
 
     def nearest(self) -> Evidence:
         """Return the evidence of the tested identity that is nearest to its limit or furthest beyond it."""
-        places = np.flatnonzero(self.tested)
-        place = int(places[self.excess[places].argmax()])
-        return residual_evidence(self.names[place], float(self.left.residuals[place]), float(self.limits[place]))
+        indices = np.flatnonzero(self.tested)
+        index = int(indices[self.excess[indices].argmax()])
+        return residual_evidence(self.names[index], float(self.left.residuals[index]), float(self.limits[index]))
 
-    def row(self, place: int, suggests: tuple[str, ...] = ()) -> Row:
+    def row(self, index: int, suggests: tuple[str, ...] = ()) -> Row:
         """Return one identity as a row of the result."""
-        symmetry = self.symmetries[place]
+        symmetry = self.symmetries[index]
         return Row(
-            name=self.names[place],
+            name=self.names[index],
             family=symmetry.family,
             parameters=symmetry.parameters,
             where=tuple(described(leg, symmetry) for leg in symmetry.legs),
             part=symmetry.part,
-            residual=float(self.left.residuals[place]),
-            tolerance=float(self.limits[place]),
-            status=self.statuses.get(place, Status.VERIFIED),
-            checked=bool(self.tested[place]) and self.names[place] not in self.late,
+            residual=float(self.left.residuals[index]),
+            tolerance=float(self.limits[index]),
+            status=self.statuses.get(index, Status.VERIFIED),
+            checked=bool(self.tested[index]) and self.names[index] not in self.late,
             source=symmetry.source,
             suggests=suggests,
         )
@@ -306,36 +306,36 @@ class PassIdentities:
         """Return the broken identities, worst first, with suggestions where to look."""
         points, gradients = self.backward.points, self.backward.gradients
         found = []
-        for number, place in enumerate(self._worst_first(self.broken)):
-            symmetry = self.symmetries[place]
-            known = self.diagnoses.get(place)
+        for number, index in enumerate(self._worst_first(self.broken)):
+            symmetry = self.symmetries[index]
+            known = self.diagnoses.get(index)
             # A replay has found out more than that the forward pass keeps the law.
             decided = () if symmetry.source == "typed" or known is not None else (_DECIDED,)
             seen = suggestions(symmetry, points, gradients, moved) if number < EXPLAINED else ()
             said = () if known is None else (known.message,)
             ranks = self.left.balance.worst_ranks
-            said = said if ranks is None else (*said, f"the largest residual is that of rank {ranks[place]}")
-            found.append(self.row(place, (*said, *decided, *seen)))
+            said = said if ranks is None else (*said, f"the largest residual is that of rank {ranks[index]}")
+            found.append(self.row(index, (*said, *decided, *seen)))
         return tuple(found)
 
     @cached_property
     def left_open(self) -> tuple[Row, ...]:
         """The tested identities that stay undecided, worst first."""
-        open_ones = [place for place in self.doubtful if self.statuses[place] is Status.INCONCLUSIVE]
-        tested = [place for place in open_ones if self.tested[place] and self.names[place] not in self.late]
-        return tuple(self.row(place, self._reason(place)) for place in self._worst_first(tested))
+        open_ones = [index for index in self.doubtful if self.statuses[index] is Status.INCONCLUSIVE]
+        tested = [index for index in open_ones if self.tested[index] and self.names[index] not in self.late]
+        return tuple(self.row(index, self._reason(index)) for index in self._worst_first(tested))
 
-    def _reason(self, place: int) -> tuple[str, ...]:
+    def _reason(self, index: int) -> tuple[str, ...]:
         """Return why an identity above its limit stays undecided."""
-        if self.names[place] in self.no_laws:
-            return self.no_laws[self.names[place]]
-        if place in self.diagnoses:
-            return (self.diagnoses[place].message,)
-        if not np.isfinite(self.left.residuals[place]):
+        if self.names[index] in self.no_laws:
+            return self.no_laws[self.names[index]]
+        if index in self.diagnoses:
+            return (self.diagnoses[index].message,)
+        if not np.isfinite(self.left.residuals[index]):
             return ("gradients are not finite",)
-        if place in self.factors:
-            return (_MAY_BE_FACTOR.format(factor=self.factors[place]),)
-        return (_MAY_ROUND,) if place in self.noisy else ()
+        if index in self.factors:
+            return (_MAY_BE_FACTOR.format(factor=self.factors[index]),)
+        return (_MAY_ROUND,) if index in self.noisy else ()
 
-    def _worst_first(self, places: Sequence[int]) -> list[int]:
-        return sorted(places, key=lambda place: -self.excess[place])
+    def _worst_first(self, indices: Sequence[int]) -> list[int]:
+        return sorted(indices, key=lambda index: -self.excess[index])

@@ -87,10 +87,10 @@ def of_legs(plan: Plan, theta: Tensors, gradients: Tensors) -> NDArray[np.float6
         return np.zeros(0)
     with torch.no_grad():
         moments = legs.evaluate((Point(theta), Direction(gradients)), [(0, 1)], sizes=True)
-        places, tables = moments.sizes()
+        indices, tables = moments.sizes()
         table = torch.cat([part.double().to(tables[0].device) for part in tables]).cpu().numpy()
     sizes = np.empty((len(legs.symmetries), 2))
-    sizes[np.array(places, dtype=np.int64)] = table
+    sizes[np.array(indices, dtype=np.int64)] = table
     single = np.array([len(symmetry.legs) == 1 for symmetry in plan.symmetries for _ in symmetry.legs])
     return np.where(single, sizes[:, 1], sizes[:, 0])
 

@@ -172,18 +172,18 @@ class Gauge(PrintableResult):
         finite = [sizes[..., 1][np.isfinite(sizes[..., 1])] for sizes in table]
         largest = max((float(sizes.max()) for sizes in finite if sizes.size), default=0.0)
         result = []
-        for (precision, entries, _), places in alike.items():
+        for (precision, entries, _), indices in alike.items():
             used = self.precision or coarsest(precision, torch.float32)
             share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
             limit = float(rounding(used, entries)) * (_COARSE if used in HALF else _CANCELLED)
-            value, scale = np.moveaxis(np.stack([table[index] for index in places]), -1, 0)
+            value, scale = np.moveaxis(np.stack([table[index] for index in indices]), -1, 0)
             scale = np.hypot(scale, (scale != 0) * share * largest)
             with np.errstate(invalid="ignore"):
                 residuals = np.where(scale == 0, 0.0, value / np.where(scale == 0, 1.0, scale))
             worst = np.nan_to_num(residuals, nan=np.inf).argmax(1)
             largest_of = np.take_along_axis(residuals, worst[:, None], 1)[:, 0]
             scales = np.take_along_axis(scale, worst[:, None], 1)[:, 0]
-            for index, *heads in zip(places, worst.tolist(), largest_of.tolist(), scales.tolist(), strict=True):
+            for index, *heads in zip(indices, worst.tolist(), largest_of.tolist(), scales.tolist(), strict=True):
                 name, call, *_ = self._sums[index]
                 common: dict[str, Any] = {"name": name, "call": call, "tolerance": limit}
                 common["length"] = self._lengths[index]
@@ -252,7 +252,7 @@ def watch_norms(model: nn.Module, laws: LawSet | None, gauge_: Gauge, undo: Exit
     first = FirstCall(model, loss=loss)
     undo.callback(first.close)
 
-    def came() -> None:
+    def install() -> None:
         try:
             inferred = first.laws()
         except Exception as problem:
@@ -262,7 +262,7 @@ def watch_norms(model: nn.Module, laws: LawSet | None, gauge_: Gauge, undo: Exit
         gauge_.terms = EpsilonTerms(model, inferred)
         gauge_.terms.watch(undo)
 
-    first.came.append(came)
+    first.callbacks.append(install)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def coverage(
     total = sum(parameter.numel() for parameter in trained.values())
     owners = _owners(laws, trained)
     if isinstance(laws.derivation, Derivation):
-        typed = laws.derivation.places()
+        typed = laws.derivation.laws_by_module()
         owners = {module: names | owners.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
     missed = tuple(sorted(module for module, names in owners.items() if names.isdisjoint(tested)))
     untested = sum(free.values())

@@ -365,8 +365,8 @@ def _replace(part: Array, index: Array, values: Array) -> Array:
         raise NotBatchedError("An entry is scattered to twice.")
     count = max(len(part), len(index), len(values))
     flat = np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))).copy()
-    places = np.broadcast_to(index, (count, index.shape[1]))
-    np.put_along_axis(flat, places, np.broadcast_to(values.reshape(len(values), -1), places.shape), 1)
+    indices = np.broadcast_to(index, (count, index.shape[1]))
+    np.put_along_axis(flat, indices, np.broadcast_to(values.reshape(len(values), -1), indices.shape), 1)
     return flat.reshape(count, *part.shape[1:])
 
 

@@ -24,7 +24,7 @@ class NoRuleError(UnsuitableError):
 class NodeRef:
     """A node under construction: its place, shape and kind."""
 
-    place: int
+    index: int
     shape: tuple[int, ...]
     discrete: bool
     boolean: bool = False
@@ -42,9 +42,9 @@ class Builder:
 
     def node(self, op: str, *inputs: NodeRef, shape: Sequence[int], **rest: Any) -> NodeRef:
         """Append an operation."""
-        places = tuple(item.place for item in inputs)
-        fresh = Node(op=op, inputs=places, shape=tuple(shape), **rest)
-        fresh = fitting(fresh, [self.nodes[i] for i in places], op, self.size)
+        indices = tuple(item.index for item in inputs)
+        fresh = Node(op=op, inputs=indices, shape=tuple(shape), **rest)
+        fresh = fitting(fresh, [self.nodes[i] for i in indices], op, self.size)
         self.nodes.append(fresh)
         return NodeRef(len(self.nodes) - 1, fresh.shape, fresh.discrete)
 
@@ -83,12 +83,12 @@ class Builder:
         """Return a node as reals."""
         return self.node("real", a, shape=a.shape) if a.discrete else a
 
-    def take(self, inputs: Sequence[NodeRef], places: Tensor) -> NodeRef:
+    def take(self, inputs: Sequence[NodeRef], indices: Tensor) -> NodeRef:
         """Return entries of the inputs, joined; −1 is a zero."""
-        flat = places.flatten().numpy().astype(np.int64)
-        if len(inputs) == 1 and inputs[0].shape == tuple(places.shape) and np.array_equal(flat, np.arange(len(flat))):
+        flat = indices.flatten().numpy().astype(np.int64)
+        if len(inputs) == 1 and inputs[0].shape == tuple(indices.shape) and np.array_equal(flat, np.arange(len(flat))):
             return inputs[0]
-        return self.node("take", *inputs, shape=places.shape, places=flat)
+        return self.node("take", *inputs, shape=indices.shape, places=flat)
 
     def expand(self, a: NodeRef, shape: Sequence[int]) -> NodeRef:
         """Broadcast to a shape."""

@@ -199,8 +199,8 @@ def _law(value: Any, name: str, size: int) -> Form:
         if not isinstance(item.get(key, ""), str):
             raise MalformedError(f"{name}.{key} is {kind_of(item[key])}; expected text.")
 
-    def terms(key: str, places: int) -> list[tuple[Any, ...]]:
-        return _each(item.get(key), f"{name}.{key}", lambda entry, where: _term(entry, where, places, size))
+    def terms(key: str, arity: int) -> list[tuple[Any, ...]]:
+        return _each(item.get(key), f"{name}.{key}", lambda entry, where: _term(entry, where, arity, size))
 
     quadratic = tuple((i, j, a) for i, j, a in terms("quadratic", 2))
     linear = tuple((i, b) for i, b in terms("linear", 1))
@@ -211,8 +211,8 @@ def _law(value: Any, name: str, size: int) -> Form:
     return Form(quadratic=quadratic, linear=linear)
 
 
-def _term(entry: Any, where: str, places: int, size: int) -> tuple[Any, ...]:
-    *indices, coefficient = _each(entry, where, lambda value, name: value, places + 1)
+def _term(entry: Any, where: str, arity: int, size: int) -> tuple[Any, ...]:
+    *indices, coefficient = _each(entry, where, lambda value, name: value, arity + 1)
     return (*(whole_number(p, where, most=size - 1) for p in indices), real_number(coefficient, where))
 
 

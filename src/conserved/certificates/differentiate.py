@@ -153,14 +153,14 @@ def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Prog
 
 def _take(numbers: Numbers, node: Node, inputs: list[ProgramValue]) -> ProgramValue:
     """Return entries of the inputs, joined; the place −1 is the zero put at the end."""
-    places = node.places
-    assert places is not None
-    if len(inputs) == 1 and (places.size == 0 or int(places.min()) >= 0):
-        return _linear(lambda part: part.ravel()[places].reshape(node.shape), inputs[0])
+    indices = node.places
+    assert indices is not None
+    if len(inputs) == 1 and (indices.size == 0 or int(indices.min()) >= 0):
+        return _linear(lambda part: part.ravel()[indices].reshape(node.shape), inputs[0])
     zero = np.zeros(1, np.int64) if node.discrete else numbers.zeros((1,))
 
     def taken(*parts: Array) -> Array:
-        return np.concatenate([*(part.ravel() for part in parts), zero])[places].reshape(node.shape)
+        return np.concatenate([*(part.ravel() for part in parts), zero])[indices].reshape(node.shape)
 
     return _together(numbers, taken, inputs)
 
@@ -225,22 +225,22 @@ def _move_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue])
     if node.op == "gather":
         index = inputs[1].ravel()
         return [g.map(lambda p: _add_up(numbers, index, p, prod(shapes[0])).reshape(shapes[0])), None]
-    places = node.places
-    assert places is not None
+    indices = node.places
+    assert indices is not None
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
-    joined = g.map(lambda p: _add_up(numbers, places, p, ends[-1] + 1))
+    joined = g.map(lambda p: _add_up(numbers, indices, p, ends[-1] + 1))
     spans = zip(ends[:-1], ends[1:], shapes, strict=True)
     return [Jet({k: p[low:high].reshape(shape) for k, p in joined.parts.items()}) for low, high, shape in spans]
 
 
-def _add_up(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
+def _add_up(numbers: Numbers, indices: Array, part: Array, size: int) -> Array:
     """Return the transpose of taking entries: each is added back where it came from."""
     total = numbers.zeros((size,))
     flat = part.ravel()
-    if len(np.unique(places)) == len(places):
-        total[places] = flat
+    if len(np.unique(indices)) == len(indices):
+        total[indices] = flat
     else:
-        np.add.at(total, places, flat)
+        np.add.at(total, indices, flat)
     return total
 
 

@@ -47,17 +47,17 @@ def formula(forms: Sequence[Form], parameters: Mapping[str, Index]) -> str:
     >>> formula([one, other], pair)
     '‖up[i,:]‖² − ‖down[:,i]‖²'
     """
-    places = _Places(parameters)
+    entries = _EntryIndex(parameters)
     for norms in (True, False):
-        read = [_read(form, places, norms) for form in forms]
+        read = [_read(form, entries, norms) for form in forms]
         if len({template for template, _ in read}) == 1:
             return _to_letters(read[0][0], [numbers for _, numbers in read])
-    template, numbers = _read(forms[0], places, True)
+    template, numbers = _read(forms[0], entries, True)
     return f"{_fill(template, [str(n) for n in numbers])}, and {len(forms) - 1} more"
 
 
-class _Places:
-    """Which entry of which parameter a place in θ is."""
+class _EntryIndex:
+    """Map from an index of θ to the parameter it belongs to and the index in that parameter."""
 
     def __init__(self, parameters: Mapping[str, Index]) -> None:
         self.names = list(parameters)
@@ -78,18 +78,18 @@ Read = tuple[str, list[int]]
 """A formula with a hole for every index, and the indices."""
 
 
-def _read(form: Form, places: _Places, norms: bool) -> Read:
+def _read(form: Form, entries: _EntryIndex, norms: bool) -> Read:
     """Return terms with one coefficient between the same parameters, together; coefficients relative to the first."""
     terms: dict[tuple[int, ...], dict[float, list[tuple[Index, ...]]]] = {}
     for i, j, a in form.quadratic:
         if i <= j and a:
-            (p, first), (q, right) = places.entry(i), places.entry(j)
+            (p, first), (q, right) = entries.entry(i), entries.entry(j)
             square = (int(i != j),) if norms else ()
             value = a / 2 if i == j else a
             terms.setdefault((p, q, *square), {}).setdefault(value, []).append((first, right))
     for i, b in form.linear:
         if b:
-            p, where = places.entry(i)
+            p, where = entries.entry(i)
             terms.setdefault((p,), {}).setdefault(b, []).append((where,))
     pieces = [(value, key, sorted(result)) for key, groups in terms.items() for value, result in groups.items()]
     if not pieces:
@@ -99,15 +99,15 @@ def _read(form: Form, places: _Places, norms: bool) -> Read:
     for value, key, result in pieces:
         size = abs(value) / unit
         sign = ("−" if value < 0 else "") if not text else (" − " if value < 0 else " + ")
-        term, indices = _term(key, result, places)
+        term, indices = _term(key, result, entries)
         text += sign + ("" if size == 1 else f"{size:.6g}·") + term
         numbers += indices
     return text, numbers
 
 
-def _term(key: tuple[int, ...], indices: list[tuple[Index, ...]], places: _Places) -> Read:
-    names = [printable(places.names[which]).replace(_HOLE, "") for which in key[:2]]
-    sides = [_slice([entry[side] for entry in indices], places.shapes[key[side]]) for side in range(len(indices[0]))]
+def _term(key: tuple[int, ...], indices: list[tuple[Index, ...]], entries: _EntryIndex) -> Read:
+    names = [printable(entries.names[which]).replace(_HOLE, "") for which in key[:2]]
+    sides = [_slice([entry[side] for entry in indices], entries.shapes[key[side]]) for side in range(len(indices[0]))]
     if len(key) == 1:
         if sides[0] is None:
             return f"Σ of {len(indices)} entries of {names[0]}", []

@@ -347,9 +347,9 @@ def _convolution(
         raise NoRuleError("Transposed convolution has no rule in ball arithmetic.")
     axes = len(stride)
     pads = [amount for amount in reversed(padding) for _ in range(2)]
-    places = torch.constant_pad_nd(positions(x.shape) + 1, pads, 0)
+    indices = torch.constant_pad_nd(positions(x.shape) + 1, pads, 0)
     kernel = weight.shape[2:]
-    windows = places
+    windows = indices
     for axis in range(axes):
         reach = dilation[axis] * (kernel[axis] - 1) + 1
         windows = windows.unfold(2 + axis, reach, stride[axis])[..., :: dilation[axis]]

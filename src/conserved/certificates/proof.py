@@ -143,12 +143,12 @@ def field_intervals(
         tensors = tuple(np.stack(each) for each in zip(*(x.tensors for x in inputs), strict=True))
         return Samples(tensors, np.array([v for _, v in samples], dtype=np.float64), known)
 
-    for places in _batches(program, words):
+    for indices in _batches(program, words):
         with np.errstate(all="ignore"):
-            word = [letters([words[p][k] for p in places]) for k in range(len(words[places[0]]))]
+            word = [letters([words[p][k] for p in indices]) for k in range(len(words[indices[0]]))]
             part = batch.bracket(point, word).parts.get(0)
         if part is not None:
-            middle[places], radius[places] = part.middle, part.radius
+            middle[indices], radius[indices] = part.middle, part.radius
     return Interval(middle, radius)
 
 
@@ -161,9 +161,9 @@ def _batches(program: Program, words: Sequence[Sequence[tuple[Input, Sequence[in
     groups: dict[tuple[int, int], list[int]] = {}
     for index, word in enumerate(words):
         groups.setdefault((len(word), id(word[0][0]) if len(word) == 1 else 0), []).append(index)
-    for (length, _), places in groups.items():
+    for (length, _), indices in groups.items():
         step = chunk_size(program, length)
-        yield from (places[start : start + step] for start in range(0, len(places), step))
+        yield from (indices[start : start + step] for start in range(0, len(indices), step))
 
 
 _ARITHMETIC = (*UNARY, "add", "subtract", "multiply", "matmul", "sum")

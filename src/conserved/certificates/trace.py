@@ -97,7 +97,7 @@ def _lower(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Progra
             values[node] = _operation(builder, node, args, dict(kwargs))
     if not isinstance(output, NodeRef):
         raise UnsuitableError("The output depends on neither the parameters nor the input.")
-    program = Program(nodes=tuple(builder.nodes), output=builder.real(output).place, size=size)
+    program = Program(nodes=tuple(builder.nodes), output=builder.real(output).index, size=size)
     return prune(program, builder.limits)
 
 
@@ -193,8 +193,8 @@ def _require_agreement(builder: Builder, target: Any, result: Any, seen: Any) ->
         raise NoRuleError(f"{target} of whole numbers has no rule in ball arithmetic.")
     if seen.dtype != torch.bool:
         limits = torch.iinfo(seen.dtype)
-        low, high = builder.limits.get(result.place, (limits.min, limits.max))
-        builder.limits[result.place] = (max(low, limits.min), min(high, limits.max))
+        low, high = builder.limits.get(result.index, (limits.min, limits.max))
+        builder.limits[result.index] = (max(low, limits.min), min(high, limits.max))
     return replace(result, boolean=seen.dtype == torch.bool)
 
 
@@ -206,7 +206,7 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
         raise NoRuleError(f"The operator {target} with a computed index has no rule in ball arithmetic.")
     kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
     moved = target(counted if several else counted[0], *args[1:], **kwargs)
-    return tree_map(lambda places: builder.take(items, places - 1), moved)
+    return tree_map(lambda indices: builder.take(items, indices - 1), moved)
 
 
 def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NodeRef:

@@ -133,8 +133,8 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     _check_size(shape, name)
     own: dict[str, Any] = {}
     if op == "take":
-        places = sequence(item.get("places"), name)
-        listed = [whole_number(index, f"a place of {name}", least=-1, most=LARGEST) for index in places]
+        indices = sequence(item.get("places"), name)
+        listed = [whole_number(index, f"a place of {name}", least=-1, most=LARGEST) for index in indices]
         own["places"] = np.array(listed, dtype=np.int64)
     elif op == "constant":
         entries, label = sequence(item.get("values"), name), f"a value of {name}"
@@ -195,9 +195,9 @@ def _fit(node: Node, kinds: list[bool], shapes: list[tuple[int, ...]], size: int
         return len(shapes[0]) > 0 and shapes[0][:-1] == shape and shapes[0][-1] > 0, kinds[0]
     if op == "take":
         total = sum(map(prod, shapes))
-        places = node.places
-        inside = places is not None and bool(((places >= -1) & (places < total)).all())
-        return inside and places is not None and len(places) == prod(shape) and len(set(kinds)) == 1, kinds[0]
+        indices = node.places
+        inside = indices is not None and bool(((indices >= -1) & (indices < total)).all())
+        return inside and indices is not None and len(indices) == prod(shape) and len(set(kinds)) == 1, kinds[0]
     if op in (*UNARY, "stop"):
         return shapes == [shape] and not kinds[0], False
     if op == "real":

@@ -26,7 +26,7 @@ _LONG = 64
 
 def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> Iterator[GradientTest]:
     """Test every identity of many coordinates on blocks of each long axis of the output, in half precision."""
-    chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
+    chosen = [each for each in symmetries if all(setting.grads[leg.index] is not None for leg in each.inputs)]
     chosen = [each for each in chosen if test_together(setting, each) is not None]
     if setting.noise.unit <= COARSE or not chosen:
         return

@@ -26,10 +26,10 @@ REFUSALS = (Exception,)
 def compare(
     setting: Setting,
     what: str,
-    got: Gradients,
+    actual_gradients: Gradients,
     expected: Gradients,
     *,
-    places: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
     noise: Sequence[Tensor | None] | None = None,
     exactly: bool = False,
     factor: bool = False,
@@ -42,8 +42,8 @@ def compare(
     rounds single precision to ten bits inside, where the first did not.
     """
     function = setting.function
-    for index in range(len(function.names)) if places is None else places:
-        right, actual = expected[index], got[index]
+    for index in range(len(function.names)) if indices is None else indices:
+        right, actual = expected[index], actual_gradients[index]
         if right is None and actual is None:
             continue
         name = function.names[index]
@@ -87,7 +87,7 @@ def _judge(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, me
     if test.ok:
         return test
     bad = gap.ratio > 1
-    pattern = pattern_meaning(name, bad, gap.got, gap.expected, setting.shapes)
+    pattern = pattern_meaning(name, bad, gap.actual, gap.expected, setting.shapes)
     return replace(test, where=where(bad), meaning="; ".join(part for part in (pattern, meaning) if part))
 
 

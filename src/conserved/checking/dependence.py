@@ -18,7 +18,7 @@ class Dependence:
     """Input entries from `cut` on along `axis` leave the outputs before a cut alone; `local` says that the reverse
     holds too, so that parts do not mix at all (batch, heads) rather than flow one way (causal)."""
 
-    place: int
+    index: int
     axis: int
     cut: int
     local: bool
@@ -177,4 +177,4 @@ def _follows(
         )
         for number, (out, before) in enumerate(zip(earlier, setting.outs, strict=True))
     )
-    return Dependence(place=index, axis=axis, cut=cut, local=local)
+    return Dependence(index=index, axis=axis, cut=cut, local=local)

@@ -48,7 +48,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Direction:
-    place: int
+    index: int
     along: Tensor
     name: str
     where: str = "everywhere"
@@ -128,7 +128,7 @@ def _tiles(setting: Setting, line: _Line, index: int, precision_name: str) -> li
             signs = torch.randint(2, value.shape, generator=generator, device=value.device).double() * 2 - 1
             lying = [length if other == axis else 1 for other in range(value.ndim)]
             test = _test(
-                setting, line, _Direction(place=index, along=signs * mask.view(lying), name="a tile"), precision_name
+                setting, line, _Direction(index=index, along=signs * mask.view(lying), name="a tile"), precision_name
             )
             if test is not None and not test.ok:
                 wrong[start : start + width] = True
@@ -162,14 +162,14 @@ def _directions(setting: Setting, position: int, *, blocks: bool) -> Iterator[_D
     aligned = steep / lean.clamp_min(float(lean.max()) * 1e-3 + 1e-300) * size
     aligned = aligned.clamp(-3 * size, 3 * size)
     if float(steep.abs().max()) > 0:
-        yield _Direction(place=position, along=aligned, name="the gradient itself", aligned=True)
+        yield _Direction(index=position, along=aligned, name="the gradient itself", aligned=True)
         # Entries near zero stay on their side of it, where a root or a logarithm is steep.
         near = torch.sign(aligned) * torch.minimum(aligned.abs(), value.abs())
         if not torch.equal(near, aligned) and float((near * steep).abs().max()) > 0:
             name = "the gradient, no entry moving by more than itself"
-            yield _Direction(place=position, along=near, name=name, aligned=True)
+            yield _Direction(index=position, along=near, name=name, aligned=True)
     for _ in range(3):
-        yield _Direction(place=position, along=random(), name="a random direction")
+        yield _Direction(index=position, along=random(), name="a random direction")
     if not blocks:
         return
     for axis in range(value.ndim):
@@ -188,7 +188,7 @@ def _directions(setting: Setting, position: int, *, blocks: bool) -> Iterator[_D
             shape[axis] = length
             span = f"index {start} of axis {axis}" if stop == start + 1 else f"{start}–{stop - 1} of axis {axis}"
             mixture = (random() + aligned).clamp(-2 * size, 2 * size)
-            yield _Direction(place=position, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
+            yield _Direction(index=position, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
 
 
 def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Iterator[GradientTest | None]:
@@ -212,7 +212,7 @@ def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name:
 
 
 def _drawn(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
-    moved = [direction.along if number == direction.place else None for number in range(len(line.values))]
+    moved = [direction.along if number == direction.index else None for number in range(len(line.values))]
     return line_through(setting.function, line.values, moved, line.noise)
 
 
@@ -225,7 +225,7 @@ def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: 
 
 
 def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> GradientTest | None:
-    index = direction.place
+    index = direction.index
     summed = direction.aligned or direction.matched
     if gap.scale == 0 or not gap.converged or (summed and gap.limit > _USEFUL * gap.scale) or gap.error > 4 * gap.scale:
         return None

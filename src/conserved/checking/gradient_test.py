@@ -73,13 +73,13 @@ class GradientTest:
 class Gap:
     """Two tensors that should be equal, entry by entry: their difference and what may be left of it."""
 
-    got: Tensor
+    actual: Tensor
     expected: Tensor
     limit: Tensor
 
     @property
     def difference(self) -> Tensor:
-        return self.got - self.expected
+        return self.actual - self.expected
 
     @property
     def ratio(self) -> Tensor:
@@ -89,34 +89,34 @@ class Gap:
 
     @property
     def worst(self) -> float:
-        return float(self.ratio.max()) if self.got.numel() else 0.0
+        return float(self.ratio.max()) if self.actual.numel() else 0.0
 
     @property
     def entry(self) -> float:
         """The largest difference of an entry over the size of its row and that of all entries."""
         size = by_row(self.expected.square()).sqrt() + self.expected.square().mean().sqrt()
-        largest = float((self.difference.abs() / size.clamp_min(1e-300)).max()) if self.got.numel() else 0.0
+        largest = float((self.difference.abs() / size.clamp_min(1e-300)).max()) if self.actual.numel() else 0.0
         return largest if largest == largest else float("inf")
 
     @property
     def residual(self) -> float:
         """The difference over the size of what was expected."""
-        size = float(self.expected.norm()) or float(self.got.norm()) or 1.0
+        size = float(self.expected.norm()) or float(self.actual.norm()) or 1.0
         relative = float(self.difference.norm()) / size
         return relative if relative == relative else float("inf")
 
     @property
     def allowed(self) -> float:
         """The limit on the same scale."""
-        size = float(self.expected.norm()) or float(self.got.norm()) or 1.0
-        return float(self.limit.expand_as(self.got).norm()) / size
+        size = float(self.expected.norm()) or float(self.actual.norm()) or 1.0
+        return float(self.limit.expand_as(self.actual).norm()) / size
 
 
-def gap_between(got: Tensor, expected: Tensor, deviation: Tensor, unit: float, floor: float = 0.0) -> Gap:
+def gap_between(actual: Tensor, expected: Tensor, deviation: Tensor, unit: float, floor: float = 0.0) -> Gap:
     """Return the gap between a gradient and what it should be, against the noise of its rows and the rounding of its
     size.
     """
     right = wide(expected)
     size = by_row(right.square()).sqrt()
     limit = NOISE * deviation + ROUNDING * unit * (size + right.abs()) + floor
-    return Gap(got=wide(got), expected=right, limit=limit)
+    return Gap(actual=wide(actual), expected=right, limit=limit)

@@ -17,14 +17,14 @@ def hold_discrete_inputs(function: NumericalFunction) -> NumericalFunction:
     """Return the function with those inputs held that get no gradient, have no derivative, and change the outputs."""
     outs = function.outputs(function.values)
     _, grads = function.gradients(function.values, [torch.ones_like(out) for out in outs])
-    places = [
+    indices = [
         index
         for index, grad in enumerate(grads)
         if grad is None
         and not any(has_derivative(function, index, function.seed) or (True,))
         and _jumps(function, index)
     ]
-    return hold(function, places, "no gradient arrives and outputs jump where it moves")
+    return hold(function, indices, "no gradient arrives and outputs jump where it moves")
 
 
 def _jumps(function: NumericalFunction, index: int) -> bool:

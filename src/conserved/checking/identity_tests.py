@@ -33,7 +33,7 @@ def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> li
 
     In half precision, a second test takes all coordinates together.
     """
-    chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
+    chosen = [each for each in symmetries if all(setting.grads[leg.index] is not None for leg in each.inputs)]
     together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE else []
     return [*(_test(setting, symmetry) for symmetry in chosen), *(test for test in together if test is not None)]
 
@@ -74,14 +74,14 @@ def test_together(setting: Setting, symmetry: ProbedSymmetry) -> GradientTest | 
 def _terms(setting: Setting, symmetry: ProbedSymmetry, leg: TensorLeg) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a leg adds to the identity, the variance of it, and the sum of the squares it is made of."""
     if leg.output:
-        value, gradient = wide(setting.outs[leg.place]), wide(setting.gradients[leg.place])
-        value_noise = setting.noise.outs[leg.place].expand_as(value)
+        value, gradient = wide(setting.outs[leg.index]), wide(setting.gradients[leg.index])
+        value_noise = setting.noise.outs[leg.index].expand_as(value)
         gradient_noise = torch.zeros_like(gradient)
     else:
-        grad, deviation = setting.grads[leg.place], setting.noise.grads[leg.place]
+        grad, deviation = setting.grads[leg.index], setting.noise.grads[leg.index]
         assert grad is not None
         assert deviation is not None
-        value, gradient = wide(setting.function.values[leg.place]), wide(grad)
+        value, gradient = wide(setting.function.values[leg.index]), wide(grad)
         value_noise, gradient_noise = torch.zeros_like(value), deviation.expand_as(gradient)
     squares = (value.square(), gradient.square(), value_noise.square(), gradient_noise.square())
     sign = -1.0 if leg.output else 1.0
@@ -118,7 +118,7 @@ def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor
         else:
             limit = generator_part(Group.PAIRED, limit, symmetry.pairs)[..., :1].expand_as(total)
     scale = torch.stack(squares).sum(0).sqrt()
-    return Gap(got=total, expected=torch.zeros_like(total), limit=limit), [*parts, scale]
+    return Gap(actual=total, expected=torch.zeros_like(total), limit=limit), [*parts, scale]
 
 
 def _output_size(setting: Setting, count: int) -> float:
@@ -143,8 +143,8 @@ def _test(setting: Setting, symmetry: ProbedSymmetry) -> GradientTest:
         gradients=names,
         method=Method.IDENTITY,
         what=statement(symmetry),
-        residual=float(gap.got.norm()) / size,
-        limit=float(gap.limit.expand_as(gap.got).norm()) / size,
+        residual=float(gap.actual.norm()) / size,
+        limit=float(gap.limit.expand_as(gap.actual).norm()) / size,
         worst=gap.worst,
         sees_factor=symmetry.has_output,
     )

@@ -237,7 +237,7 @@ def _gradients_of(
     for number in range(2):
         for shorter in _LENGTHS if setting.noise.unit < _FINE else _COARSE_LENGTHS:
             moved = [
-                shorter * _direction(value, setting.seed + 97 * number + place) for place, value in enumerate(values)
+                shorter * _direction(value, setting.seed + 97 * number + index) for index, value in enumerate(values)
             ]
             line = line_through(setting.function, values, moved, noise, outs)
             if line is None:
@@ -271,10 +271,10 @@ def _bends_within_a_spacing(setting: Setting, values: Sequence[Tensor], first: _
     No two points are near enough then to measure a derivative: a norm of a constant row divides by √ε.
     """
     moved = [
-        (x + torch.sign(_direction(value, setting.seed + place)) * torch.finfo(value.dtype).eps * x.abs()).to(
+        (x + torch.sign(_direction(value, setting.seed + index)) * torch.finfo(value.dtype).eps * x.abs()).to(
             value.dtype
         )
-        for place, value in enumerate(values)
+        for index, value in enumerate(values)
         for x in (wide(value),)
     ]
     grads = setting.function.gradients(moved, first.gradients)[1]
@@ -303,7 +303,7 @@ def _persists(
     outs = setting.function.outputs(values)
     length = shorter * (_CONFIRMED if setting.noise.unit < _FINE else 1.0)
     seed = setting.seed + 1009 + 97 * number
-    moved = [length * _direction(value, seed + place) for place, value in enumerate(values)]
+    moved = [length * _direction(value, seed + index) for index, value in enumerate(values)]
     if setting.noise.unit >= _FINE:
         # Entries stay on their side of zero, where a root or an absolute value has its kink.
         moved = [
@@ -364,11 +364,11 @@ def _derivatives_add_up(
     """
     discrepancy = abs(gap.measured - gap.expected)
     masks = []
-    for place, along in enumerate(moved):
-        generator = torch.Generator(along.device).manual_seed(setting.seed + 401 + place)
+    for index, along in enumerate(moved):
+        generator = torch.Generator(along.device).manual_seed(setting.seed + 401 + index)
         drawn = torch.randint(2, along.shape, generator=generator, device=along.device).to(along)
         # Two scalars must not fall into the same part.
-        masks.append(drawn if along.numel() > 1 else torch.full_like(along, place % 2))
+        masks.append(drawn if along.numel() > 1 else torch.full_like(along, index % 2))
     total = 0.0
     for first in (True, False):
         parts = [(m if first else 1 - m) * along for m, along in zip(masks, moved, strict=True)]
@@ -424,10 +424,10 @@ def _blamed(
     what: str,
 ) -> Iterator[GradientTest]:
     """Yield the inputs whose own gradient fails."""
-    for place, input_name in enumerate(setting.function.names):
-        alone = [along if other == place else None for other, along in enumerate(moved)]
+    for index, input_name in enumerate(setting.function.names):
+        alone = [along if other == index else None for other, along in enumerate(moved)]
         line = line_through(setting.function, values, alone, noise, outs)
-        if line is None or each.grads[place] is None:
+        if line is None or each.grads[index] is None:
             continue
         gap = _gap(setting, line, each)
         if _tells(gap, each) and gap.worst > 1:

@@ -70,14 +70,14 @@ def _span(marked: Sequence[int], size: int) -> str:
     return f"{len(marked)} of {size} indices"
 
 
-def factor(got: Tensor, expected: Tensor) -> float | None:
-    """Return the number c with got = c·expected, if one explains nearly all of the difference; None otherwise."""
+def factor(actual: Tensor, expected: Tensor) -> float | None:
+    """Return the number c with actual = c·expected, if one explains nearly all of the difference; None otherwise."""
     square = float(expected.square().sum())
     if square == 0 or not math.isfinite(square):
         return None
-    result = float((got * expected).sum()) / square
-    remainder = float((got - result * expected).norm())
-    off = float((got - expected).norm())
+    result = float((actual * expected).sum()) / square
+    remainder = float((actual - result * expected).norm())
+    off = float((actual - expected).norm())
     if not math.isfinite(result) or off == 0 or remainder > 0.1 * off:
         return None
     return result
@@ -126,28 +126,30 @@ def _named(value: float, shapes: Mapping[str, Sequence[int]]) -> str:
     return ""
 
 
-def pattern_meaning(name: str, bad: Tensor, got: Tensor, expected: Tensor, shapes: Mapping[str, Sequence[int]]) -> str:
+def pattern_meaning(
+    name: str, bad: Tensor, actual: Tensor, expected: Tensor, shapes: Mapping[str, Sequence[int]]
+) -> str:
     """Return what a difference entry by entry suggests."""
-    if not bool(torch.isfinite(got).all()):
+    if not bool(torch.isfinite(actual).all()):
         return f"d{name} contains infinities or NaN"
     if not bool(bad.any()):
         return ""
-    inside, right = got[bad], expected[bad]
+    inside, right = actual[bad], expected[bad]
     value = factor(inside, right)
     if value is not None:
         return factor_meaning(name, value, shapes)
     shape = shapes.get(name, ())
     for axis in range(bad.ndim):
         if bad.ndim == len(shape) > 1 and 1 < bad.shape[axis] <= 256:
-            swapped = _swapped(got, expected, axis)
+            swapped = _swapped(actual, expected, axis)
             if swapped:
                 return f"entries along axis {axis} of d{name} are in another order ({swapped})"
     return ""
 
 
-def _swapped(got: Tensor, expected: Tensor, axis: int) -> str:
+def _swapped(actual: Tensor, expected: Tensor, axis: int) -> str:
     """Return whether one tensor is the other with entries along an axis exchanged."""
-    left = got.movedim(axis, 0).flatten(1)
+    left = actual.movedim(axis, 0).flatten(1)
     right = expected.movedim(axis, 0).flatten(1)
     alike = (left @ right.T) / (left.norm(dim=1)[:, None] * right.norm(dim=1)[None, :]).clamp_min(1e-300)
     best = alike.argmax(1)

@@ -26,27 +26,27 @@ def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest 
         if setting.late:
             return
         gradients = []
-        for gradient, axis, place in zip(setting.gradients, cut.out_axes, cut.out_cuts, strict=True):
+        for gradient, axis, index in zip(setting.gradients, cut.out_axes, cut.out_cuts, strict=True):
             masked = gradient.clone()
-            masked.narrow(axis, place, gradient.shape[axis] - place).zero_()
+            masked.narrow(axis, index, gradient.shape[axis] - index).zero_()
             gradients.append(masked)
         grads = backward_pass(setting, gradients=gradients)
         name = "part" if cut.local else "prefix"
         label = f"the first {cut.out_cuts[0]} of {cut.size} along axis {cut.out_axes[0]} of the output"
         for part in cut.inputs:
-            grad = grads[part.place]
+            grad = grads[part.index]
             if grad is None:
                 continue
             beyond: list[Tensor | None] = [None] * len(grads)
-            beyond[part.place] = grad.clone()
-            beyond[part.place].narrow(part.axis, 0, part.cut).zero_()  # type: ignore[union-attr]
+            beyond[part.index] = grad.clone()
+            beyond[part.index].narrow(part.axis, 0, part.cut).zero_()  # type: ignore[union-attr]
             nothing: list[Tensor | None] = [None if item is None else torch.zeros_like(item) for item in beyond]
             yield from compare(
                 setting,
                 f"{label}: no gradient where they do not depend on the input",
                 beyond,
                 nothing,
-                places=[part.place],
+                indices=[part.index],
                 exactly=True,
                 meaning="gradient flows where the forward does not: a mask that differs between forward and backward",
             )
@@ -69,10 +69,10 @@ def _run_alone(
         return
     untested = f"parts of the output along axis {cut.out_axes[0]} were not run alone"
     for part in cut.inputs:
-        values[part.place] = part_of(values[part.place], part.axis, 0, part.cut)
+        values[part.index] = part_of(values[part.index], part.axis, 0, part.cut)
     pieces = [
-        part_of(gradient, axis, 0, place)
-        for gradient, axis, place in zip(gradients, cut.out_axes, cut.out_cuts, strict=True)
+        part_of(gradient, axis, 0, index)
+        for gradient, axis, index in zip(gradients, cut.out_axes, cut.out_cuts, strict=True)
     ]
     try:
         outs = function.outputs(values)
@@ -96,13 +96,13 @@ def _run_alone(
     expected_grads = list(grads)
     noise = list(setting.noise.grads)
     for part in cut.inputs:
-        whole_grad = grads[part.place]
+        whole_grad = grads[part.index]
         if whole_grad is None:
             continue
-        expected_grads[part.place] = whole_grad.narrow(part.axis, 0, part.cut)
-        spread = noise[part.place]
+        expected_grads[part.index] = whole_grad.narrow(part.axis, 0, part.cut)
+        spread = noise[part.index]
         if spread is not None and spread.shape[part.axis] > 1:
-            noise[part.place] = spread.narrow(part.axis, 0, part.cut)
+            noise[part.index] = spread.narrow(part.axis, 0, part.cut)
     yield from compare(
         setting,
         what,
@@ -118,11 +118,11 @@ def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientT
     """Parts that do not mix may be put in another order."""
     done: set[tuple[int, ...]] = set()
     for cut in cuts:
-        whole = all(setting.function.values[part.place].shape[part.axis] == cut.size for part in cut.inputs)
+        whole = all(setting.function.values[part.index].shape[part.axis] == cut.size for part in cut.inputs)
         if not cut.local or cut.out_axes in done or not whole or setting.late:
             continue
         done.add(cut.out_axes)
-        axes = {part.place: part.axis for part in cut.inputs}
+        axes = {part.index: part.axis for part in cut.inputs}
         yield from _reordered(
             setting,
             axes,
@@ -137,15 +137,15 @@ def sums_reordered(setting: Setting) -> Iterator[GradientTest | str]:
     values = setting.function.values
     if sum(out.numel() for out in setting.outs) < _FEW:
         return  # A few numbers stay the same to their own rounding under changes that are no symmetry.
-    places = range(len(values))
-    sets = [(place,) for place in places] + [(a, b) for a in places for b in places if a < b]
+    indices = range(len(values))
+    sets = [(index,) for index in indices] + [(a, b) for a in indices for b in indices if a < b]
     for group in sets:
-        for axis in range(min(values[place].ndim for place in group)):
-            sizes = {values[place].shape[axis] for place in group}
-            if len(sizes) != 1 or sizes == {1} or setting.late or not all(setting.responsive[place] for place in group):
+        for axis in range(min(values[index].ndim for index in group)):
+            sizes = {values[index].shape[axis] for index in group}
+            if len(sizes) != 1 or sizes == {1} or setting.late or not all(setting.responsive[index] for index in group):
                 continue
             size = sizes.pop()
-            names = " and ".join(setting.function.names[place] for place in group)
+            names = " and ".join(setting.function.names[index] for index in group)
             what = f"reordering axis {axis} of {names} together leaves the output, and reorders their gradient"
             yield from _reordered(setting, dict.fromkeys(group, axis), {}, size, what)
 
@@ -162,7 +162,7 @@ def _reorders(
     setting: Setting, axes: dict[int, int], out_axes: dict[int, int], order: Tensor, values: Sequence[Tensor]
 ) -> bool:
     """Return whether outputs are reordered, or stay, when inputs are reordered along their axes."""
-    moved = [value.index_select(axes[place], order) if place in axes else value for place, value in enumerate(values)]
+    moved = [value.index_select(axes[index], order) if index in axes else value for index, value in enumerate(values)]
     try:
         outs, befores = setting.function.outputs(moved), setting.function.outputs(values)
     except REFUSALS:
@@ -186,17 +186,17 @@ def _reordered(
         order = order.flip(0)
     order = order.to(setting.outs[0].device)
     values = [
-        value.index_select(axes[place], order) if place in axes else value
-        for place, value in enumerate(setting.function.values)
+        value.index_select(axes[index], order) if index in axes else value
+        for index, value in enumerate(setting.function.values)
     ]
-    for place in axes:
-        before = setting.function.values[place]
-        if rms(wide(values[place]) - wide(before)) < 0.5 * rms(before):
+    for index in axes:
+        before = setting.function.values[index]
+        if rms(wide(values[index]) - wide(before)) < 0.5 * rms(before):
             return  # nearly equal entries have changed places: that proves nothing
     if not _reorders(setting, axes, out_axes, order, setting.function.values):
         return
     # At weights that nobody has trained a map may be the identity, which reorders with anything; near them it is not.
-    near = [_displaced(value, setting.seed + size + place) for place, value in enumerate(setting.function.values)]
+    near = [_displaced(value, setting.seed + size + index) for index, value in enumerate(setting.function.values)]
     if not _reorders(setting, axes, out_axes, order, near):
         return
     tests = list(_compare_reordered(setting, axes, out_axes, order, what, setting.function.values, setting.grads))
@@ -217,16 +217,16 @@ def _compare_reordered(
     grads: Gradients,
 ) -> Iterator[GradientTest]:
     """Compare the gradients at inputs with those at reordered ones."""
-    moved = [value.index_select(axes[place], order) if place in axes else value for place, value in enumerate(values)]
+    moved = [value.index_select(axes[index], order) if index in axes else value for index, value in enumerate(values)]
     gradients = [
         gradient.index_select(out_axes[number], order) if number in out_axes else gradient
         for number, gradient in enumerate(setting.gradients)
     ]
-    got = backward_pass(setting, values=moved, gradients=gradients)
+    actual = backward_pass(setting, values=moved, gradients=gradients)
     back = torch.argsort(order)
     straight = [
-        grad.index_select(axes[place], back) if grad is not None and place in axes else grad
-        for place, grad in enumerate(got)
+        grad.index_select(axes[index], back) if grad is not None and index in axes else grad
+        for index, grad in enumerate(actual)
     ]
     yield from compare(
         setting,

@@ -101,8 +101,8 @@ def rounding_spread(
             with _RoundAtRandom(unit, function.seed + draw):
                 drawn, moved = function.gradients(values, gradients)
             after = [*drawn, *(grad if new is None else new for new, grad in zip(moved, grads, strict=True))]
-            for place, (old, new) in enumerate(zip(before, after, strict=True)):
-                changes[place].append((wide(new) - old).abs().nan_to_num(0.0, 0.0, 0.0))
+            for index, (old, new) in enumerate(zip(before, after, strict=True)):
+                changes[index].append((wide(new) - old).abs().nan_to_num(0.0, 0.0, 0.0))
     except Exception:  # a function may refuse a mode in any way it likes
         changes = [[torch.zeros_like(old)] for old in before]
     spreads = [by_row(torch.stack(change).square().mean(0)).sqrt() for change in changes]

@@ -299,7 +299,7 @@ def _each_alone(setting: Setting) -> Iterator[GradientTest | str]:
             "asked for alone, the gradient is the same",
             alone,
             setting.grads,
-            places=[index],
+            indices=[index],
             meaning="the backward depends on which inputs require a gradient",
         )
 

@@ -37,7 +37,7 @@ Matrix = NDArray[np.float64]
 class EntryRelation:
     """Σ c_e rate_e = 0: positions of entries in the flat parameter vector, increasing, and their coefficients."""
 
-    places: NDArray[np.int64]
+    indices: NDArray[np.int64]
     coefficients: Matrix
 
 

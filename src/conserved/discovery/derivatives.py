@@ -119,12 +119,12 @@ def along(outer: FieldDerivatives, inner: FieldDerivatives) -> FieldDerivatives:
     """Return DE·B, the derivative of one field along another."""
 
     def derivative(at: Derivatives, directions: tuple[FieldRows, ...]) -> FieldRows:
-        places = range(len(directions))
+        indices = range(len(directions))
         parts = []
         for size in range(len(directions) + 1):
-            for chosen in combinations(places, size):
+            for chosen in combinations(indices, size):
                 direction = _value(inner, at, tuple(directions[k] for k in chosen))
-                others = tuple(directions[k] for k in places if k not in chosen)
+                others = tuple(directions[k] for k in indices if k not in chosen)
                 parts.append(_value(outer, at, (*others, direction)).detach())
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 

@@ -42,12 +42,12 @@ class _Row:
     """A relation with its entries by parameter and coefficient; places are in the flat vector of all parameters."""
 
     terms: tuple[LegTerm, ...]
-    places: tuple[Positions, ...]
+    indices: tuple[Positions, ...]
 
     @property
     def signature(self) -> tuple[tuple[str, float, int], ...]:
         """The key that relations of one symmetry share."""
-        return tuple((*term, len(p)) for term, p in zip(self.terms, self.places, strict=True))
+        return tuple((*term, len(p)) for term, p in zip(self.terms, self.indices, strict=True))
 
 
 def entry_symmetries(scalings: list[EntryRelation], shifts: list[EntryRelation], entries: Entries) -> list[Symmetry]:
@@ -78,19 +78,19 @@ def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]
     names, starts = list(entries.shapes), np.array(list(entries.starts().values()))
     groups: dict[tuple[tuple[str, float, int], ...], list[_Row]] = defaultdict(list)
     for relation in relations:
-        owner = np.searchsorted(starts, relation.places, side="right") - 1
+        owner = np.searchsorted(starts, relation.indices, side="right") - 1
         legs: dict[tuple[int, float], list[int]] = defaultdict(list)
-        for o, c, index in zip(owner.tolist(), relation.coefficients.tolist(), relation.places.tolist(), strict=True):
+        for o, c, index in zip(owner.tolist(), relation.coefficients.tolist(), relation.indices.tolist(), strict=True):
             legs[o, c].append(index)
         ordered = sorted(legs.items(), key=lambda item: (-item[0][1], item[0][0]))
         row = _Row(tuple((names[o], c) for (o, c), _ in ordered), tuple(np.array(p) for _, p in ordered))
         groups[row.signature].append(row)
-    return [sorted(rows, key=lambda row: row.places[0][0]) for rows in groups.values()]
+    return [sorted(rows, key=lambda row: row.indices[0][0]) for rows in groups.values()]
 
 
 def _stack(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
     """Return the legs of several rows: term, and positions with one row for each relation."""
-    return [(term, np.stack([row.places[k] for row in rows])) for k, term in enumerate(rows[0].terms)]
+    return [(term, np.stack([row.indices[k] for row in rows])) for k, term in enumerate(rows[0].terms)]
 
 
 def _scalings(rows: list[_Row], entries: Entries) -> Iterator[Symmetry]:
@@ -159,7 +159,7 @@ def _split_planes(row: _Row, entries: Entries) -> list[Positions] | None:
     """Return each leg cut into the real and imaginary row of a plane that can be turned without effect, if there is
     one.
     """
-    options = [_halves(term, places, entries) for term, places in zip(row.terms, row.places, strict=True)]
+    options = [_halves(term, indices, entries) for term, indices in zip(row.terms, row.indices, strict=True)]
     if not all(options) or int(np.prod([len(choice) for choice in options])) > _MOST_CUTS:
         return None
     for cut in itertools.product(*options):
@@ -181,19 +181,22 @@ def _split_planes(row: _Row, entries: Entries) -> list[Positions] | None:
 _MOST_CUTS = 256
 
 
-def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Positions]:
+def _halves(term: LegTerm, indices: Positions, entries: Entries) -> list[Positions]:
     """Return ways to cut entries into two rows that are shifts of one another, either of them first."""
     start = entries.starts()[term[0]]
     result = []
-    for shift in sorted({int(p - places[0]) for p in places[1:]}):
+    for shift in sorted({int(p - indices[0]) for p in indices[1:]}):
         first: list[int] = []
         second: set[int] = set()
-        for index in places.tolist():
+        for index in indices.tolist():
             if index not in second:
                 first.append(index)
                 second.add(index + shift)
         pair = np.array([first, [index + shift for index in first]])
-        if np.array_equal(np.sort(pair.ravel()), places) and view_of(*_stored(term, entries), pair - start) is not None:
+        if (
+            np.array_equal(np.sort(pair.ravel()), indices)
+            and view_of(*_stored(term, entries), pair - start) is not None
+        ):
             result += [pair, pair[::-1].copy()]
     return result
 

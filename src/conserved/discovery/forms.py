@@ -244,8 +244,8 @@ def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = 
     before, after = shape[:axis], shape[axis + 1 :]
     picks = torch.unravel_index(torch.tensor(index), before + after)
     chosen = [int(p) for p in picks]
-    places = [a for a in range(len(shape)) if a != axis]
-    return View.of(name, shape, axes=axis, pick=dict(zip(places, chosen, strict=True)))
+    indices = [a for a in range(len(shape)) if a != axis]
+    return View.of(name, shape, axes=axis, pick=dict(zip(indices, chosen, strict=True)))
 
 
 def name_laws(made: list[Symmetry]) -> list[Symmetry]:

@@ -172,10 +172,10 @@ class LawsAtPoint:
         return gradient_rows(self.function, theta, samples, _SAMPLES)
 
 
-def _holding(symmetries: Sequence[Symmetry], places: Sequence[LawsAtPoint]) -> list[Symmetry]:
+def _holding(symmetries: Sequence[Symmetry], points: Sequence[LawsAtPoint]) -> list[Symmetry]:
     """Return symmetries whose laws do not change along gradient fields at any of the points."""
     holding = list(symmetries)
-    for point in places if holding else ():
+    for point in points if holding else ():
         fields = point.fields()
         violations = [_violation(point.gradients(symmetry), fields) for symmetry in holding]
         holding = [

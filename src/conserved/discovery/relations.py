@@ -239,12 +239,12 @@ def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> 
 
     Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing.
     """
-    places = np.flatnonzero(row)
-    known = others[:, places]
+    indices = np.flatnonzero(row)
+    known = others[:, indices]
     if not known.size:
         return np.repeat(row[None], len(others), axis=0)
     with np.errstate(divide="ignore"):
-        ratios = np.where(known != 0, (row[places] / known).round(resolution.decimals), np.nan)
+        ratios = np.where(known != 0, (row[indices] / known).round(resolution.decimals), np.nan)
     ratios.sort(axis=1)
     order = np.arange(ratios.shape[1])
     first = np.ones(ratios.shape, dtype=bool)

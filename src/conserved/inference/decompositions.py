@@ -24,8 +24,8 @@ def _grouped_mm(
     """Return rows sorted by group, each times its group's matrix; group g ends before row offs[g]."""
     if offs is None:
         return torch.bmm(rows, maps)
-    places = partial(torch.arange, rows.shape[0], device=rows.device, dtype=offs.dtype)
-    group = once(offs, lambda: torch.searchsorted(offs, places(), right=True).clamp(max=maps.shape[0] - 1))
+    indices = partial(torch.arange, rows.shape[0], device=rows.device, dtype=offs.dtype)
+    group = once(offs, lambda: torch.searchsorted(offs, indices(), right=True).clamp(max=maps.shape[0] - 1))
     product = torch.bmm(rows.unsqueeze(1), maps[group]).squeeze(1)
     product = product if bias is None else product + bias[group]
     return product if out_dtype is None else product.to(out_dtype)

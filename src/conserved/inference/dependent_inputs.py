@@ -98,15 +98,15 @@ class _Span:
 def _uses(typing: Typing, field: FieldProgram) -> Iterator[ParameterUse]:
     """Yield contractions of parameters that occur nowhere else."""
     program = typing.program
-    places: dict[str, list[Operation]] = {}
+    uses_by_name: dict[str, list[Operation]] = {}
     for number in typing.live:
         operation = program.operations[number]
         moved = {value for value in operation.results if value in field.entries}
         for value in operation.inputs():
             if value in field.entries and not moved:
-                places.setdefault(field.entries[value][0], []).append(operation)
+                uses_by_name.setdefault(field.entries[value][0], []).append(operation)
     outputs = {field.entries[value][0] for value in program.outputs if value in field.entries}
-    single = {name: uses[0] for name, uses in places.items() if len(uses) == 1 and name not in outputs}
+    single = {name: uses[0] for name, uses in uses_by_name.items() if len(uses) == 1 and name not in outputs}
     for name, operation in single.items():
         if not operation.custom and not operation.stopped and name not in program.hooked:
             yield from _uses_in_contraction(name, operation, field, single)

@@ -40,7 +40,7 @@ class Derivation:
         self.program_check: ProgramCheck | None = None
         """The test of the laws on the program in float64."""
         self._forgets: ForgottenScales | None = None
-        self._places: dict[str, frozenset[str]] | None = None
+        self._modules: dict[str, frozenset[str]] | None = None
 
     def dropped(self, laws: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
         """Yield what is no law: parameters that none moves, then spaces of others, each with the operation that ended
@@ -130,14 +130,14 @@ class Derivation:
                 return names[value]
         return ""
 
-    def places(self) -> Mapping[str, frozenset[str]]:
+    def laws_by_module(self) -> Mapping[str, frozenset[str]]:
         """Return the laws whose spaces are in each module that computes something depending on parameters.
 
         A law without a space (a parameter that moves nothing) occurs where its parameters are read.
         """
-        if self._places is None:
-            self._places = self._surviving_parts()
-        return self._places
+        if self._modules is None:
+            self._modules = self._surviving_parts()
+        return self._modules
 
     def _surviving_parts(self) -> dict[str, frozenset[str]]:
         program, known = self.typing.program, self.typing.known
@@ -267,11 +267,11 @@ class Derivation:
                 # Shifts have numbers of their own: such a law is followed by its scales.
                 continue
             if symmetry.kind.linear:
-                atoms.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+                atoms.append(type_.shifts[part.factor].atoms.reshape(-1)[part.indices.reshape(-1)])
             elif part.factor < 0:
                 atoms += [factor.atoms.reshape(-1) for factor in type_.factors]
             else:
-                atoms.append(type_.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+                atoms.append(type_.factors[part.factor].atoms.reshape(-1)[part.indices.reshape(-1)])
         return np.unique(np.concatenate(atoms))
 
     def _carries(self, value: int, atoms: np.ndarray) -> bool:

@@ -578,11 +578,11 @@ def scaled(engine: Engine, type_: Type, number: Number) -> Type:
     return Type(type_.factors, (), engine.imaged(type_, ()), type_.zero, strands=type_.strands)
 
 
-def renumbered(type_: Type, places: dict[int, int], count: int) -> Type:
+def renumbered(type_: Type, indices: dict[int, int], count: int) -> Type:
     """Return a type with its axes renamed."""
-    if all(old == new for old, new in places.items()):
+    if all(old == new for old, new in indices.items()):
         return type_
-    return Renumber(tuple(places.get(dim) for dim in range(count))).type(type_)
+    return Renumber(tuple(indices.get(dim) for dim in range(count))).type(type_)
 
 
 def _unseen(type_: Type, partner: Type, summed: set[int]) -> Type:

@@ -36,14 +36,14 @@ LOG_SCALE = "log_scale"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a motion acts: places of one field of a region, all with one power."""
+class _Motion:
+    """A motion of some indices of one field of a region, all with one power."""
 
     region: int
     field: int
     shift: bool
     power: int | float
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
 
     @property
     def alike(self) -> tuple[int, int, bool, float]:
@@ -159,7 +159,7 @@ def _sparser(vector: Equation, own: Sequence[Equation], row: int) -> Equation:
 
 
 class _Motions:
-    """All places of parameters that a joint solution may move, in one numbering."""
+    """All indices of parameters that a joint solution may move, in one numbering."""
 
     def __init__(self, regions: Sequence[Region], first_shift: int) -> None:
         self.regions = regions
@@ -176,16 +176,16 @@ class _Motions:
         self.starts = np.concatenate([[0], np.cumsum([atoms.size for atoms in self.atoms])]).astype(np.int64).tolist()
 
     def symmetries(self, vectors: Sequence[Equation]) -> list[UnnamedSymmetry]:
-        """Return motions as symmetries: those of single places of the same fields are rows of one law."""
-        alike: dict[tuple[tuple[int, int, bool, float], ...], list[list[_Place]]] = defaultdict(list)
+        """Return motions as symmetries: those of single indices of the same fields are rows of one law."""
+        alike: dict[tuple[tuple[int, int, bool, float], ...], list[list[_Motion]]] = defaultdict(list)
         for vector in vectors:
-            motions = self._places(vector)
+            motions = self._motions_of(vector)
             if motions is not None:
                 alike[tuple(motion.alike for motion in motions)].append(motions)
         result: list[UnnamedSymmetry] = []
         for members in alike.values():
-            members.sort(key=lambda motions: [motion.places for motion in motions])
-            single = all(len(motion.places) == 1 and motion.field >= 0 for motions in members for motion in motions)
+            members.sort(key=lambda motions: [motion.indices for motion in motions])
+            single = all(len(motion.indices) == 1 and motion.field >= 0 for motions in members for motion in motions)
             together = self._symmetry(members) if single and len(members) > 1 else None
             if together is not None:
                 result.append(together)
@@ -196,7 +196,7 @@ class _Motions:
                     result.append(alone)
         return result
 
-    def _places(self, vector: Equation) -> list[_Place] | None:
+    def _motions_of(self, vector: Equation) -> list[_Motion] | None:
         """Return what a motion does to each field; None if a parameter were scaled and shifted at once."""
         numbers = np.searchsorted(self.starts, list(vector), side="right") - 1
         by_field: dict[int, dict[int, Fraction]] = defaultdict(dict)
@@ -208,19 +208,19 @@ class _Motions:
         for number, powers in sorted(by_field.items()):
             region, index, shift, own_field = self.fields[number]
             if not shift and len(powers) == own_field.atoms.size and len(set(powers.values())) == 1:
-                # A power at all places scales the region; such scales of one region add up.
+                # A power at all indices scales the region; such scales of one region add up.
                 whole[region] += next(iter(powers.values()))
                 continue
             for power in sorted(set(powers.values())):
                 chosen = tuple(sorted(motion for motion, value in powers.items() if value == power))
-                result.append(_Place(region, index, shift, simple(float(power)), chosen))
-        result += [_Place(region, -1, False, simple(float(power)), ()) for region, power in whole.items() if power]
+                result.append(_Motion(region, index, shift, simple(float(power)), chosen))
+        result += [_Motion(region, -1, False, simple(float(power)), ()) for region, power in whole.items() if power]
         scaled = {motion.region for motion in result if not motion.shift}
         if not scaled.isdisjoint(motion.region for motion in result if motion.shift):
             return None
         return sorted(result, key=lambda motion: (motion.shift, self.regions[motion.region].origin, motion.field))
 
-    def _symmetry(self, members: Sequence[Sequence[_Place]]) -> UnnamedSymmetry | None:
+    def _symmetry(self, members: Sequence[Sequence[_Motion]]) -> UnnamedSymmetry | None:
         """Return the symmetry whose row n is the n-th of some motions that are alike."""
         legs, parts = [], []
         shifted = all(motion.shift for motion in members[0])
@@ -228,7 +228,7 @@ class _Motions:
         for column in zip(*members, strict=True):
             motion, region = column[0], self.regions[column[0].region]
             fields = region.type.shifts if motion.shift else region.type.factors
-            chosen = np.array([one.places[0] for one in column] if several else motion.places, dtype=np.int64)
+            chosen = np.array([one.indices[0] for one in column] if several else motion.indices, dtype=np.int64)
             try:
                 view = whole_view(region) if motion.field < 0 else rows_view(region, fields[motion.field].dims, chosen)
             except UnviewableError:

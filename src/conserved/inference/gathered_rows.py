@@ -38,8 +38,8 @@ def occur(atoms: np.ndarray, among: np.ndarray) -> bool:
     """Return whether some charges are among others, which are in order: many laws are asked about the same ones."""
     if not among.size or not atoms.size:
         return False
-    place = np.searchsorted(among, atoms).clip(max=among.size - 1)
-    return bool((among[place] == atoms).any())
+    index = np.searchsorted(among, atoms).clip(max=among.size - 1)
+    return bool((among[index] == atoms).any())
 
 
 def runs_over(leg: Leg, typing: Typing, atoms: np.ndarray) -> bool:

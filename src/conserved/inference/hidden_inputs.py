@@ -150,7 +150,7 @@ def tensors_held(model: nn.Module) -> dict[str, Tensor]:
             state.of(value if name not in _OF_TORCH else None)
             others = [tensor for tensor in state.tensors if id(tensor) not in known]
             known.update(map(id, others))
-            result |= {f"{path}.{name}[{place}]".lstrip("."): tensor for place, tensor in enumerate(others)}
+            result |= {f"{path}.{name}[{index}]".lstrip("."): tensor for index, tensor in enumerate(others)}
     return result
 
 

@@ -96,8 +96,8 @@ class ForgottenScales:
         if part.factor < 0:
             return float(part.degree), [(float(factor.weight), factor.atoms.reshape(-1)) for factor in factors]
         factor = factors[part.factor]
-        places = part.places[row] if symmetry.kind.shared == "rows" else part.places
-        return float(part.degree), [(float(factor.weight), factor.atoms.reshape(-1)[np.asarray(places).reshape(-1)])]
+        indices = part.indices[row] if symmetry.kind.shared == "rows" else part.indices
+        return float(part.degree), [(float(factor.weight), factor.atoms.reshape(-1)[np.asarray(indices).reshape(-1)])]
 
     def _motion(
         self, legs: Sequence[tuple[float, list[tuple[float, np.ndarray]]]], own_regions: set[int], name: str

@@ -59,7 +59,7 @@ class FirstCall:
         self._model = weakref.ref(wanted)
         self.loss = loss
         self.call: ModelCall | None = None
-        self.came: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] = []
         """Functions to call, without arguments, as soon as inputs have come."""
         self._hook = guarded(self, stage=LAWS)
         self._handle = called.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
@@ -78,7 +78,7 @@ class FirstCall:
         return result
 
     def laws(self) -> LawSet:
-        """Return the laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
+        """Return the laws, from the recorded inputs, or from inputs made up for the model if none were recorded."""
         return laws_of_model(self.model, loss=self.loss, call=self.call)
 
     def __enter__(self) -> FirstCall:
@@ -91,7 +91,7 @@ class FirstCall:
         """Take the hook away and forget the inputs."""
         self._stop()
         self.call = None
-        self.came.clear()
+        self.callbacks.clear()
         model = self._model()
         if model is not None and cached_laws_of(model).waiting is self:
             cached_laws_of(model).waiting = None
@@ -104,7 +104,7 @@ class FirstCall:
         if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
             raise TypeError("the model is called with an iterator, which reading the laws would use up")
         self.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-        for function in list(self.came):
+        for function in list(self.callbacks):
             function()
 
     def _stop(self) -> None:
@@ -175,7 +175,7 @@ class FirstCallsOfParts(FirstCall):
         }
         self._parts = {name: FirstCall(part, loss=loss) for name, part in trained.items()}
         for part in self._parts.values():
-            part.came.append(self._note_call)
+            part.callbacks.append(self._note_call)
 
     def laws(self) -> LawSet:
         """Return the laws of all parts, each under the name of its part."""
@@ -195,7 +195,7 @@ class FirstCallsOfParts(FirstCall):
 
     def _note_call(self) -> None:
         if all(part.call is not None for part in self._parts.values()):
-            for function in list(self.came):
+            for function in list(self.callbacks):
                 function()
 
 

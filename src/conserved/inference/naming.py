@@ -84,7 +84,7 @@ def _gates(assembly: Assembly) -> list[np.ndarray]:
 
 def _place(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry) -> tuple[int, int, int]:
     first = min(unnamed_symmetry.parts, key=lambda part: part.region.origin)
-    index = int(first.places.reshape(-1)[0]) if first.places.size else 0
+    index = int(first.indices.reshape(-1)[0]) if first.indices.size else 0
     return first.region.origin, first.factor, index
 
 
@@ -139,7 +139,7 @@ def _describe(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry, marks: _Mar
     if not unnamed_symmetry.kind.positive:
         if not reads:
             return _common(modules), _pair(unnamed_symmetry, marks), ""
-        heads = any(part.places.size < _size(part) for part in unnamed_symmetry.parts)
+        heads = any(part.indices.size < _size(part) for part in unnamed_symmetry.parts)
         return (
             _common(modules),
             "value_output" if heads or _through_batch(assembly, unnamed_symmetry) else "linear_pair",
@@ -152,7 +152,7 @@ def _describe(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry, marks: _Mar
         return _common(modules), "forgotten_scales", ""
     if not reads:
         return _common(modules), _pair(unnamed_symmetry, marks), ""
-    if not homogeneous and not gated and any(part.places.size < _size(part) for part in unnamed_symmetry.parts):
+    if not homogeneous and not gated and any(part.indices.size < _size(part) for part in unnamed_symmetry.parts):
         return _common(modules), "value_output", ""
     flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in unnamed_symmetry.parts)
     plain = "neurons" if homogeneous or flat else "channels"
@@ -222,7 +222,7 @@ def _shift(assembly: Assembly, unnamed_symmetry: UnnamedSymmetry) -> tuple[str, 
 def _forgiving(assembly: Assembly, part: LegPart) -> str:
     """Return the operation that does not see a shift."""
     shift = part.region.type.shifts[part.factor]
-    atoms = shift.atoms.reshape(-1)[part.places.reshape(-1)]
+    atoms = shift.atoms.reshape(-1)[part.indices.reshape(-1)]
     program = assembly.typing.program
     for ending in assembly.engine.forgotten:
         if atoms.size and (ending.atoms == atoms[0]).any():
@@ -235,7 +235,7 @@ def _forgiving(assembly: Assembly, part: LegPart) -> str:
 def _atoms(part: LegPart) -> np.ndarray:
     if part.factor < 0:
         return np.zeros(0, dtype=np.int64)
-    return part.region.type.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)]
+    return part.region.type.factors[part.factor].atoms.reshape(-1)[part.indices.reshape(-1)]
 
 
 def _size(part: LegPart) -> int:

@@ -57,26 +57,26 @@ class Move(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Renumber(Move):
-    """Axis d of the source is axis `places[d]` of the result; None for an axis of size one that is gone."""
+    """Axis d of the source is axis `targets[d]` of the result; None for an axis of size one that is gone."""
 
-    places: tuple[int | None, ...]
+    targets: tuple[int | None, ...]
 
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
-        if all(self.places[dim] == dim for dim in dims):
+        if all(self.targets[dim] == dim for dim in dims):
             return dims, array
         axes = []
         for dim in dims:
-            index = self.places[dim]
+            index = self.targets[dim]
             assert index is not None
             axes.append(index)
         return tidy(axes, array, leading)
 
     def carry(self, dim: int) -> tuple[int, ...]:
-        index = self.places[dim]
+        index = self.targets[dim]
         return () if index is None else (index,)
 
     def mark(self, varies: frozenset[int]) -> Hashable | None:
-        changed = tuple((dim, self.places[dim]) for dim in sorted(varies) if self.places[dim] != dim)
+        changed = tuple((dim, self.targets[dim]) for dim in sorted(varies) if self.targets[dim] != dim)
         return ("renumber", changed) if changed else None
 
     def keeps(self, dim: int) -> tuple[int, ...]:
@@ -238,10 +238,10 @@ class Regroup(Move):
 
 def permute(order: Sequence[int]) -> Renumber:
     """Permute axes: axis `order[i]` of the source becomes axis i."""
-    places = [0] * len(order)
+    indices = [0] * len(order)
     for new, old in enumerate(order):
-        places[old] = new
-    return Renumber(tuple(places))
+        indices[old] = new
+    return Renumber(tuple(indices))
 
 
 def broadcast(old: Sequence[int], dims: int) -> Renumber:

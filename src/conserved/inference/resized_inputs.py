@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conserved._torch_compat import tree_flatten, tree_unflatten
 
-Places = frozenset[tuple[int, int]]
+Axes = frozenset[tuple[int, int]]
 """Axes of inputs: the number of the tensor and of its axis."""
 
 
@@ -29,7 +29,7 @@ def resize(inputs: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{other} instead of {size} along axis {_name_sizes(dims)}", tree_unflatten(changed, form)
 
 
-def _groups(leaves: list[Any]) -> list[Places]:
+def _groups(leaves: list[Any]) -> list[Axes]:
     at: dict[Any, set[tuple[int, int]]] = {}
     for number, leaf in enumerate(leaves):
         if type(leaf) is Tensor and leaf.layout == torch.strided:
@@ -40,12 +40,12 @@ def _groups(leaves: list[Any]) -> list[Places]:
     return list(dict.fromkeys(frozenset(dims) for dims in at.values()))
 
 
-def _name_sizes(places: Places) -> str:
-    return " and ".join(str(axis) for axis in sorted({axis for _, axis in places})) + " of the inputs"
+def _name_sizes(axes: Axes) -> str:
+    return " and ".join(str(axis) for axis in sorted({axis for _, axis in axes})) + " of the inputs"
 
 
-def _with_size(leaf: Any, number: int, places: Places, size: int) -> Any:
-    for axis in sorted(axis for position, axis in places if position == number):
+def _with_size(leaf: Any, number: int, axes: Axes, size: int) -> Any:
+    for axis in sorted(axis for position, axis in axes if position == number):
         # Entries begin again after the last one: they are of the kind the program expects.
         index = torch.arange(size, device=leaf.device) % leaf.shape[axis]
         leaf = leaf.index_select(axis, index)

@@ -41,7 +41,7 @@ class Unit:
     region: int
     field: int
     rows: set[int]
-    places: np.ndarray
+    indices: np.ndarray
     """For every member the entries of the field that it moves."""
     start: int
     keep: tuple[int, int, int] | None = None
@@ -49,7 +49,7 @@ class Unit:
 
     @property
     def size(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
 
 class ShiftSpace:
@@ -145,9 +145,11 @@ class ShiftSpace:
         for count in range(len(shape) + 1):
             for summed in combinations(range(len(shape)), count):
                 remaining = [n for n in range(len(shape)) if n not in summed]
-                places = index.transpose([*remaining, *summed]).reshape(int(np.prod([shape[n] for n in remaining])), -1)
+                indices = index.transpose([*remaining, *summed]).reshape(
+                    int(np.prod([shape[n] for n in remaining])), -1
+                )
                 yield Unit(
-                    region, position, outside | {shift.dims[n] for n in summed}, places, int(self.starts[number])
+                    region, position, outside | {shift.dims[n] for n in summed}, indices, int(self.starts[number])
                 )
         if outside or len(shape) < 2 or shift.atoms.size > PARTS:
             return
@@ -155,15 +157,15 @@ class ShiftSpace:
         for n, dim in enumerate(shift.dims):
             for first, last in ((0, 1), (1, shape[n])):
                 part = np.moveaxis(index, n, -1)[..., first:last]
-                places = part.reshape(-1, last - first)
-                yield Unit(region, position, {dim}, places, int(self.starts[number]), (dim, first, last))
+                indices = part.reshape(-1, last - first)
+                yield Unit(region, position, {dim}, indices, int(self.starts[number]), (dim, first, last))
 
     def _vectors(self, family: Family) -> sparse.csc_matrix:
         rows, columns, values = [], [], []
         for unit, weight in family:
-            rows.append((unit.start + unit.places).reshape(-1))
-            columns.append(np.repeat(np.arange(unit.size), unit.places.shape[1]))
-            values.append(np.full(unit.places.size, float(weight)))
+            rows.append((unit.start + unit.indices).reshape(-1))
+            columns.append(np.repeat(np.arange(unit.size), unit.indices.shape[1]))
+            values.append(np.full(unit.indices.size, float(weight)))
         shape = (self.basis.shape[0], family[0][0].size)
         return sparse.csc_matrix((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape)
 

@@ -1,6 +1,6 @@
 """From solved types to symmetries: which parts of which parameters move together, and by which group.
 
-Free charges that occur at single places of the same parameters are the rows of one scaling; those whose atoms may be
+Free charges that occur at single indices of the same parameters are the rows of one scaling; those whose atoms may be
 mixed make a general linear group; one that covers whole parameters is one scale. Free shifts are columns of a
 translation.
 """
@@ -103,19 +103,19 @@ class Assembly:
             order = np.lexsort((rows[self.classes[flat[inside]]], which))
             borders = np.flatnonzero(np.diff(which[order])) + 1
             for run in np.split(order, borders):
-                places = inside[run]
-                sign = self.orientation[flat[places[0]]] * float(field.weight)
-                parts[int(group[places[0]])].append(LegPart(self.regions[number], factor_number, sign, places))
+                indices = inside[run]
+                sign = self.orientation[flat[indices[0]]] * float(field.weight)
+                parts[int(group[indices[0]])].append(LegPart(self.regions[number], factor_number, sign, indices))
         # A leg must hold the whole block with degree ±1: matrices act linearly, and not on part of their space.
         result, diagonal = [], []
         for key, members in proper.items():
             own_parts = sorted(
-                parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.places[0]))
+                parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.indices[0]))
             )
-            if not own_parts or any(part.places.size != members.size or abs(part.degree) != 1 for part in own_parts):
+            if not own_parts or any(part.indices.size != members.size or abs(part.degree) != 1 for part in own_parts):
                 continue
-            order = np.argsort(own_parts[0].places)
-            legs = self._legs([LegPart(p.region, p.factor, p.degree, p.places[order]) for p in own_parts])
+            order = np.argsort(own_parts[0].indices)
+            legs = self._legs([LegPart(p.region, p.factor, p.degree, p.indices[order]) for p in own_parts])
             if legs is None:
                 continue
             if legs[0].degree < 0:
@@ -170,12 +170,12 @@ class Assembly:
         together: dict[tuple[int, ...], list[list[LegPart]]] = {}
         for parts in candidates:
             maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
-            if parts and maps and all(part.places.shape[1] == 2 and abs(part.degree) == 1 for part in parts):
+            if parts and maps and all(part.indices.shape[1] == 2 and abs(part.degree) == 1 for part in parts):
                 together.setdefault(tuple(sorted({id(part.region) for part in parts})), []).append(parts)
         result: set[int] = set()
         for members in together.values():
             pairs = [
-                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places]
+                part.region.type.factors[part.factor].atoms.reshape(-1)[part.indices]
                 for parts in members
                 for part in parts
             ]
@@ -208,12 +208,12 @@ class Assembly:
         return np.array(sorted(echelon.expressions), dtype=np.int64)
 
     def _footprint(self, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return for every free charge the places of parameters that it scales: charge, factor, place, power.
+        """Return for every free charge the indices of parameters that it scales: charge, factor, index, power.
 
-        A charge that scales all places of a factor alike scales the region; such scales of one region add up. Regions
+        A charge that scales all indices of a factor alike scales the region; such scales of one region add up. Regions
         are numbered after the factors, and have place 0.
         """
-        zs, factors, places, values = [], [], [], []
+        zs, factors, indices, values = [], [], [], []
         sums: dict[tuple[int, int], float] = {}
         for number, (region, _, field) in enumerate(self.factors):
             flat = field.atoms.reshape(-1)
@@ -234,14 +234,14 @@ class Assembly:
             if keep.any():
                 zs.append(z[keep])
                 factors.append(np.full(int(keep.sum()), number))
-                places.append(row[keep])
+                indices.append(row[keep])
                 values.append(value[keep])
         common = [(charge, region, power) for (region, charge), power in sums.items() if abs(power) > 1e-9]
         zs.append(np.array([charge for charge, _, _ in common], dtype=np.int64))
         factors.append(np.array([len(self.factors) + region for _, region, _ in common], dtype=np.int64))
-        places.append(np.zeros(len(common), dtype=np.int64))
+        indices.append(np.zeros(len(common), dtype=np.int64))
         values.append(np.array([power for _, _, power in common]))
-        return tuple(np.concatenate(parts) for parts in (zs, factors, places, values))
+        return tuple(np.concatenate(parts) for parts in (zs, factors, indices, values))
 
     def _distinct(
         self, z: np.ndarray, factor: np.ndarray, index: np.ndarray, value: np.ndarray, count: int
@@ -315,16 +315,16 @@ class Assembly:
                     label = labels[0][item[0]]
                     chosen = where[:, own][labels == label].reshape(count, -1)
                     parts.append(LegPart(region, index, simple(power), chosen))
-        order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(count)
+        order = np.argsort(parts[0].indices[:, 0]) if parts else np.arange(count)
         for part in parts:
-            part.places = part.places[order]
+            part.indices = part.indices[order]
         return parts, scalar
 
     def _scaling(
         self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, space: int, turning: set[int]
     ) -> list[UnnamedSymmetry]:
         """Return the symmetry of free charges that move the same factors of the same parameters."""
-        widths = {part.places.shape[1] for part in parts}
+        widths = {part.indices.shape[1] for part in parts}
         try:
             if not soft and len(parts) == 1 and not scalar and widths == {1} and _rows(parts[0]).m == 1:
                 return [self._inert(parts[0], space)]
@@ -342,7 +342,7 @@ class Assembly:
             pass
         result = []
         for n in range(count):
-            own = [LegPart(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
+            own = [LegPart(part.region, part.factor, part.degree, part.indices[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
                 result.append(UnnamedSymmetry(OneScale(), legs_or_none, own + scalar, soft, space).signed())
@@ -354,7 +354,7 @@ class Assembly:
         Θ ∂L/∂θ = 0 for each, so each is conserved.
         """
         factor = part.region.type.factors[part.factor]
-        view = entries_view(part.region, factor.dims, np.sort(part.places.reshape(-1)))
+        view = entries_view(part.region, factor.dims, np.sort(part.indices.reshape(-1)))
         return UnnamedSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")
 
     def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
@@ -369,15 +369,15 @@ class Assembly:
 
 def _rows(part: LegPart) -> View:
     factor = part.region.type.factors[part.factor]
-    return rows_view(part.region, factor.dims, part.places.reshape(-1))
+    return rows_view(part.region, factor.dims, part.indices.reshape(-1))
 
 
 def _repeats(part: LegPart) -> bool:
     """Return whether two free charges scale one place: they cannot be rows of one leg."""
-    ordered = np.sort(part.places.reshape(-1))
+    ordered = np.sort(part.indices.reshape(-1))
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _planes(part: LegPart) -> Leg:
     factor = part.region.type.factors[part.factor]
-    return Leg(planes_view(part.region, factor.dims, part.places), part.degree)
+    return Leg(planes_view(part.region, factor.dims, part.indices), part.degree)

@@ -38,7 +38,7 @@ class Translations:
                 self.unviewable.append(str(problem))
                 continue
             parts = [
-                LegPart(self.regions[unit.region], unit.field, simple(float(weight)), unit.places)
+                LegPart(self.regions[unit.region], unit.field, simple(float(weight)), unit.indices)
                 for unit, weight in family
             ]
             result.append(UnnamedSymmetry(Translation(), legs, parts).signed())
@@ -47,8 +47,8 @@ class Translations:
             if together is not None:
                 result.append(together)
                 continue
-            for places, weights in alike:
-                symmetries = self._irregular(space, places, weights)
+            for indices, weights in alike:
+                symmetries = self._irregular(space, indices, weights)
                 if symmetries is not None:
                     result.append(symmetries)
         return result

@@ -12,13 +12,13 @@ from conserved.symmetry import Kind, Leg
 
 @dataclass(slots=True)
 class LegPart:
-    """A leg before it is a view: places along some axes of a region that move together with a degree."""
+    """A leg before it is a view: indices along some axes of a region that move together with a degree."""
 
     region: Region
     factor: int
     """Which factor of the region's type it is; −1 for all of the region."""
     degree: int | float
-    places: np.ndarray
+    indices: np.ndarray
     """Positions along the factor's axes, a row for every row of the leg."""
     shift: bool = False
     """Whether `factor` counts the shifts of the region's type, as of a leg that moves by the logarithm of a scale."""

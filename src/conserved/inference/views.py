@@ -66,17 +66,17 @@ def _run(start: int, length: int, size: int) -> tuple[list[int], list[Pick]]:
     return [size], [(start, start + length)]
 
 
-def rows_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
-    """Return the view whose rows are `places`, positions in the region along its axes `dims`, in this order."""
+def rows_view(region: Region, dims: Sequence[int], indices: np.ndarray) -> View:
+    """Return the view whose rows are `indices`, positions in the region along its axes `dims`, in this order."""
     grid = Grid(region)
     if not dims:
         return whole_view(region)
-    local = np.unravel_index(places, tuple(region.sets[dim].size for dim in dims))
+    local = np.unravel_index(indices, tuple(region.sets[dim].size for dim in dims))
     index = [region.sets[dim][part] for dim, part in zip(dims, local, strict=True)]
     moving = [
         n
         for n in range(len(dims))
-        if bool((index[n] != index[n][:1]).any()) or (places.size == 1 and n == len(dims) - 1)
+        if bool((index[n] != index[n][:1]).any()) or (indices.size == 1 and n == len(dims) - 1)
     ]
     for n, dim in enumerate(dims):
         if n not in moving:
@@ -117,13 +117,13 @@ def _along(grid: Grid, dim: int, index: np.ndarray) -> View:
     return grid.view(grid.axes(dim), tuple(map(int, index)))
 
 
-def planes_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
-    """Return the view with a row for every row of `places`, whose several places along one axis are columns."""
+def planes_view(region: Region, dims: Sequence[int], indices: np.ndarray) -> View:
+    """Return the view with a row for every row of `indices`, whose several indices along one axis are columns."""
     if len(dims) != 1:
         raise UnviewableError(f"{region.name} is used in pieces that are no slices")
     grid = Grid(region)
     (dim,) = dims
-    index = region.sets[dim][places]
+    index = region.sets[dim][indices]
     rows, several = index.shape
     size, start = region.shape[dim], int(index[0, 0])
     step, jump = np.arange(rows)[:, None], np.arange(several)[None, :]
@@ -172,12 +172,12 @@ def columns_of(grid: Grid, faced: Sequence[int]) -> View:
     return View.of(grid.name, grid.shape, grid=(1, *sizes), axes=(0,), pick=picks, offset=grid.offset)
 
 
-def entries_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
+def entries_view(region: Region, dims: Sequence[int], indices: np.ndarray) -> View:
     """Return the view with one row whose columns are these entries, positions in the region along its axes `dims`."""
     grid = Grid(region)
-    local = np.unravel_index(places, tuple(region.sets[dim].size for dim in dims))
+    local = np.unravel_index(indices, tuple(region.sets[dim].size for dim in dims))
     chosen = [np.unique(part) for part in local]
-    if int(np.prod([part.size for part in chosen])) != places.size or bool((np.diff(places) <= 0).any()):
+    if int(np.prod([part.size for part in chosen])) != indices.size or bool((np.diff(indices) <= 0).any()):
         raise UnviewableError(f"{region.name} is used in pieces that are no slices")
     for dim, part in zip(dims, chosen, strict=True):
         grid.keep(dim, region.sets[dim][part])

@@ -140,7 +140,7 @@ class PendingBalance:
 
     plan: Plan
     numbers: HostCopy
-    places: NDArray[np.int64]
+    indices: NDArray[np.int64]
     """The symmetries, in the order of their numbers."""
     names: tuple[str, ...]
     """The parameters that have a gradient, in the order of their norms."""
@@ -183,7 +183,7 @@ class PendingBalance:
         """
         with torch.no_grad():
             moments = plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)], sizes=True, dtype=dtype)
-            places, tables = moments.sizes()
+            indices, tables = moments.sizes()
             anywhere = next((gradient.device for gradient in gradients.values()), torch.device("cpu"))
             device = tables[0].device if tables else anywhere
             names, norms = _norms_of_all(gradients, moments.norms, device, gradients)
@@ -197,7 +197,7 @@ class PendingBalance:
             return PendingBalance(
                 plan=plan,
                 numbers=numbers,
-                places=np.array(places, dtype=np.int64),
+                indices=np.array(indices, dtype=np.int64),
                 names=names,
                 lengths=long,
                 samples=tuple(part.numel() for part in samples),
@@ -217,12 +217,12 @@ class PendingBalance:
         underflow are taken again from θ and the gradients; without gradients they count as not tested.
         """
         # From here on the device has nothing to do: no loops over identities or gradients.
-        plan, names, count = self.plan, self.names, len(self.places)
+        plan, names, count = self.plan, self.names, len(self.indices)
         numbers = self.numbers.read().numpy().copy()
         ends = np.cumsum((2 * count, len(names), len(self.lengths)))
         weights, lengths, long, entries = np.split(numbers, ends)
         sizes = np.empty((count, 2))
-        sizes[self.places] = weights.reshape(count, 2)
+        sizes[self.indices] = weights.reshape(count, 2)
         values, scales = sizes.T
         if gradients is not None:
             lengths = _norms_again(names, lengths, gradients)
@@ -433,9 +433,9 @@ def _worst(
     maxima, holders = np.split(every[:, 1:], 2, axis=1)
     first = maxima.argmax(0)
     largest = maxima.max(0)
-    places = np.arange(len(residuals))
+    indices = np.arange(len(residuals))
     chosen = np.where(np.isinf(largest), np.nan, np.where(largest < 0, residuals, largest))
-    return int(every[:, 0].max()), chosen, largest >= 0, holders[first, places].astype(np.int64)
+    return int(every[:, 0].max()), chosen, largest >= 0, holders[first, indices].astype(np.int64)
 
 
 def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:

@@ -183,7 +183,7 @@ def _shards_of(unit: FlatUnit) -> Iterator[tuple[tuple[nn.Module, str], FlatShar
     replicas = RankGroup.of("replica", unit.replicas) if unit.sharded else group
     for module, attribute, shape, start, original in unit.members:
         end = start + prod(shape)
-        cuts = [min(max(place * unit.length, start), end) for place in range(size + 1)]
+        cuts = [min(max(index * unit.length, start), end) for index in range(size + 1)]
         ranges = list(itertools.pairwise(cuts))
         first, last = (entry - own * unit.length for entry in ranges[own])
         shard = FlatShard(

@@ -58,8 +58,8 @@ def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
     for index, symmetry in enumerate(symmetries):
         picks[_same_but_for_picks(symmetry)].append(index)
     shapes: dict[Hashable, list[Batch]] = defaultdict(list)
-    for places in picks.values():
-        for batch in _batches(symmetries, places):
+    for indices in picks.values():
+        for batch in _batches(symmetries, indices):
             first = symmetries[batch.members[0]]
             legs = tuple((leg.view.n, leg.view.m, leg.view.offset, leg.strides) for leg in batch.legs)
             shapes[first.kind, batch.degrees, legs].append(batch)
@@ -82,17 +82,17 @@ def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
     return symmetry.kind, symmetry.degrees, legs
 
 
-def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
+def _batches(symmetries: Sequence[Symmetry], indices: list[int]) -> list[Batch]:
     """Return one batch if the symmetries go through every index of some grid axes in order, else one batch each."""
-    degrees = symmetries[places[0]].degrees
+    degrees = symmetries[indices[0]].degrees
     legs: list[BatchLeg] = []
-    for column in zip(*(symmetries[index].legs for index in places), strict=True):
+    for column in zip(*(symmetries[index].legs for index in indices), strict=True):
         views = [leg.view for leg in column]
         picks = [view.pick for view in views]
         along = tuple(axis for axis in range(len(picks[0])) if len({pick[axis] for pick in picks}) > 1)
         visited = [tuple(pick[axis] for axis in along) for pick in picks]
         sizes = [views[0].grid[axis] for axis in along]
         if along and (len(visited) != prod(sizes) or visited != list(product(*map(range, sizes)))):
-            return [Batch((p,), degrees, tuple(BatchLeg.of(leg.view) for leg in symmetries[p].legs)) for p in places]
+            return [Batch((p,), degrees, tuple(BatchLeg.of(leg.view) for leg in symmetries[p].legs)) for p in indices]
         legs.append(BatchLeg.of(views[0], along))
-    return [Batch(tuple(places), degrees, tuple(legs))]
+    return [Batch(tuple(indices), degrees, tuple(legs))]

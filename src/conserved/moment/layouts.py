@@ -186,11 +186,11 @@ class PlainTensors:
             return None
         return PlainTensors(tensors[0].device, (*map(attrgetter("dtype"), tensors),), addresses)
 
-    def some(self, places: NDArray[np.int64]) -> PlainTensors:
+    def some(self, indices: NDArray[np.int64]) -> PlainTensors:
         """Return those with these numbers, in this order."""
         alike = self.types.count(self.types[0]) == len(self.types)
-        types = self.types[:1] * len(places) if alike else (*map(self.types.__getitem__, places.tolist()),)
-        return PlainTensors(self.device, types, self.addresses[places])
+        types = self.types[:1] * len(indices) if alike else (*map(self.types.__getitem__, indices.tolist()),)
+        return PlainTensors(self.device, types, self.addresses[indices])
 
     @property
     def aligned(self) -> bool:

@@ -78,15 +78,15 @@ class Moments:
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
         """Return ‖μ‖ of the first pair and the scale of its terms.
 
-        Each part has the places of its symmetries, and tables with a row for each.
+        Each part has the indices of its symmetries, and tables with a row for each.
         """
-        places = [] if self.rows is None else [*self.rows.places]
+        indices = [] if self.rows is None else [*self.rows.indices]
         tables = [] if self.rows is None else [self.rows.table]
         for part in self.parts:
-            places += part.members
+            indices += part.members
             (sums,) = part.sums.values()
             tables.append(sums.sizes()[0].expand(len(part.members), 2))
-        return places, tables
+        return indices, tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +162,8 @@ class Plan:
 
     @cached_property
     def up_to_epsilon(self) -> tuple[Plan, tuple[int, ...]]:
-        """The plan of the symmetries that hold up to ε alone, and their places in this one."""
-        return self._of_places(np.flatnonzero(self.epsilons).tolist())
+        """The plan of the symmetries that hold up to ε alone, and their indices in this one."""
+        return self._of_indices(np.flatnonzero(self.epsilons).tolist())
 
     @cached_property
     def legs_alone(self) -> Plan:
@@ -292,22 +292,22 @@ class Plan:
                 return None
             return Moments(len(self.symmetries), in_portions(self, PresentTensors(sources, pairs), wanted, None))
         rows = self.row_identities.sizes(plain.some(self._read_by_rows))
-        rest, places = self._other_symmetries
+        rest, indices = self._other_symmetries
         parts = together(rest, PresentTensors(sources, pairs), plain.some(self._read_otherwise), wanted)
         for members in {part.members for part in parts}.difference(self._renumbered):
-            self._renumbered[members] = tuple(places[member] for member in members)
+            self._renumbered[members] = tuple(indices[member] for member in members)
         parts = tuple(replace(part, members=self._renumbered[part.members]) for part in parts)
         return Moments(len(self.symmetries), parts, rows, rows.norms, rows.lengths)
 
     @cached_property
     def _other_symmetries(self) -> tuple[Plan, tuple[int, ...]]:
-        """A plan of the symmetries that act on more than single rows, and their places in this one."""
-        known = frozenset(self.row_identities.places)
-        return self._of_places([index for index in range(len(self.symmetries)) if index not in known])
+        """A plan of the symmetries that act on more than single rows, and their indices in this one."""
+        known = frozenset(self.row_identities.indices)
+        return self._of_indices([index for index in range(len(self.symmetries)) if index not in known])
 
-    def _of_places(self, places: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
-        """Return the plan of some symmetries, and their places."""
-        return Plan.of([self.symmetries[index] for index in places]), tuple(places)
+    def _of_indices(self, indices: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
+        """Return the plan of some symmetries, and their indices."""
+        return Plan.of([self.symmetries[index] for index in indices]), tuple(indices)
 
     @cached_property
     def _read_by_rows(self) -> NDArray[np.int64]:
@@ -327,7 +327,7 @@ class Plan:
 
     @cached_property
     def _renumbered(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Symmetries by their places among the others, and the places of the same in this plan."""
+        """Symmetries by their indices in both plans."""
         return {}
 
     def _apart(

@@ -33,7 +33,7 @@ LegPlace = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Moment maps of some symmetries, by their places."""
+    """Moment maps of some symmetries, by their indices."""
 
     members: tuple[int, ...]
     sums: dict[int, Sums] = field(default_factory=dict)
@@ -396,9 +396,9 @@ class _Reading:
         return part
 
 
-def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+def _spans(indices: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """Yield the number of a block with the first row and the end of each run of consecutive rows."""
-    for (block, _), some in groupby(enumerate(places), lambda item: (item[1][0], item[1][1] - item[0])):
+    for (block, _), some in groupby(enumerate(indices), lambda item: (item[1][0], item[1][1] - item[0])):
         rows = [row for _, (_, row) in some]
         yield block, rows[0], rows[-1] + 1
 

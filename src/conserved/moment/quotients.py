@@ -52,9 +52,9 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
     from conserved.moment import kernels
 
     device, sizes = tops[0].device, tuple(map(Tensor.numel, tops))
-    programs, places = _programs(sizes, device)
-    out = torch.empty(int(places[-1]), device=device)
-    table = send_to_device(np.concatenate((tensors.addresses, places[:-1], np.array(sizes))), device)
+    programs, ends = _programs(sizes, device)
+    out = torch.empty(int(ends[-1]), device=device)
+    table = send_to_device(np.concatenate((tensors.addresses, ends[:-1], np.array(sizes))), device)
     with torch.cuda.device_of(out):
         if programs.shape[0]:
             kernels.root_quotients[(programs.shape[0],)](
@@ -69,7 +69,7 @@ def _by_kernel(tensors: PlainTensors, tops: Sequence[Tensor], below: torch.dtype
                 BLOCKS=_BLOCKS,
                 ALIGNED=tensors.aligned,
             )
-    return [out[begin : begin + top.numel()].view(top.shape) for begin, top in zip(places.tolist(), tops, strict=False)]
+    return [out[begin : begin + top.numel()].view(top.shape) for begin, top in zip(ends.tolist(), tops, strict=False)]
 
 
 @lru_cache(maxsize=64)

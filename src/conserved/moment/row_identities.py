@@ -73,7 +73,7 @@ class Norms:
 class RowSizes:
     """‖μ(θ, G)‖ of the symmetries that act on single rows."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """The symmetries."""
     table: Float[Tensor, "s 2"]
     """‖μ(θ, G)‖ and what it is held against, of each."""
@@ -130,7 +130,7 @@ class RowIdentities:
         return tuple(batch for batch, _ in readable)
 
     @cached_property
-    def places(self) -> tuple[int, ...]:
+    def indices(self) -> tuple[int, ...]:
         """The symmetries."""
         return tuple(index for batch in self.batches for index in batch.members)
 
@@ -149,14 +149,14 @@ class RowIdentities:
 
         Of all parameters, then of all of their gradients.
         """
-        count, many = len(self.places), len(self.names)
+        count, many = len(self.indices), len(self.names)
         program = self.programs.get((tensors.device, tensors.types))
         if program is None:
             types = (*zip(tensors.types[:many], tensors.types[many:], strict=True),)
             program = self.programs[tensors.device, tensors.types] = _Drafting(self, types).program(tensors.device)
         sums = program.run(tensors)
         sizes, norms, lengths = torch.split_with_sizes(sums, (2 * count, many, many))
-        return RowSizes(self.places, sizes.view(2, count).mT, Norms(self.names, norms), Norms(self.names, lengths))
+        return RowSizes(self.indices, sizes.view(2, count).mT, Norms(self.names, norms), Norms(self.names, lengths))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -122,13 +122,13 @@ def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
     for label, symbol, shade, ok in _MARKS:
         chosen = [(index, row) for index, row in enumerate(drawn, 1) if bool(row["ok"]) is ok]
         if chosen:
-            places, names = [index for index, _ in chosen], [str(row["name"]) for _, row in chosen]
+            indices, names = [index for index, _ in chosen], [str(row["name"]) for _, row in chosen]
             sizes = [_magnitude(row["residual"]) for _, row in chosen]
             # What is not finite is drawn at the largest residual there can be; an exact zero, which has no place on a
             # logarithmic axis, where no float64 residual is.
             heights = [1.0 if math.isinf(size) else max(size, 1e-18) for size in sizes]
             marker = {"symbol": symbol, "color": shade, "size": 7 if ok else 10}
-            traces.append(trace("markers", label, places, heights, text=names, marker=marker))
+            traces.append(trace("markers", label, indices, heights, text=names, marker=marker))
     limits = [float(row["tolerance"]) for row in drawn]
     style = {"dash": "dot", "shape": "hvh", "color": "var(--muted)"}
     everywhere = range(1, len(drawn) + 1)

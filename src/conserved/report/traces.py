@@ -70,7 +70,7 @@ def trace_marks(
     return f'<g class="marks">{"".join(marks)}</g>'
 
 
-def _places(trace: Mapping[str, Any], x: Scale, y: Scale) -> Iterator[tuple[int, float | None, float | None]]:
+def _points(trace: Mapping[str, Any], x: Scale, y: Scale) -> Iterator[tuple[int, float | None, float | None]]:
     across, up = trace.get("x"), trace.get("y")
     up = up if isinstance(up, Sequence) and not isinstance(up, str) else ()
     across = across if isinstance(across, Sequence) and not isinstance(across, str) else range(len(up))
@@ -79,7 +79,7 @@ def _places(trace: Mapping[str, Any], x: Scale, y: Scale) -> Iterator[tuple[int,
 
 
 def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
-    points = list(_places(trace, x, y))
+    points = list(_points(trace, x, y))
     mode = str(trace.get("mode") or ("lines" if len(points) > 1 else "markers"))
     name = plain(trace.get("name") or "")
     marks = []
@@ -101,11 +101,11 @@ def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
 
 
 def _pieces(
-    places: Sequence[tuple[int, float | None, float | None]], x: Scale, y: Scale
+    segments: Sequence[tuple[int, float | None, float | None]], x: Scale, y: Scale
 ) -> list[list[tuple[float, float]]]:
     """Return runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
     pieces: list[list[tuple[float, float]]] = [[]]
-    for _, a, b in places:
+    for _, a, b in segments:
         if a is None or b is None:
             pieces.append([])
         else:
@@ -163,13 +163,13 @@ def _fill(trace: Mapping[str, Any], shade: str) -> str:
 
 
 def _markers(
-    trace: Mapping[str, Any], places: Sequence[tuple[int, float | None, float | None]], shade: str, x: Scale, y: Scale
+    trace: Mapping[str, Any], points: Sequence[tuple[int, float | None, float | None]], shade: str, x: Scale, y: Scale
 ) -> str:
     marker = trace.get("marker")
     asked = marker.get("size", 6) if isinstance(marker, Mapping) else 6
     size = float(asked) if isinstance(asked, int | float) and 0 < asked < 40 else 6.0
     style, symbol = _fill(trace, shade), _symbol(trace)
-    seen = [(n, a, b) for n, a, b in places if a is not None and b is not None and x.inside(a) and y.inside(b)]
+    seen = [(n, a, b) for n, a, b in points if a is not None and b is not None and x.inside(a) and y.inside(b)]
     if len(seen) > _MOST_TITLES:
         return path("".join(mark(a, b, symbol, size) for _, a, b in seen), style, kind="point")
     return "".join(path(mark(a, b, symbol, size), style, kind="point", title=_tooltip(trace, n)) for n, a, b in seen)

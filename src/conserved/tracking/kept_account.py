@@ -64,7 +64,7 @@ class Scales:
         precision: torch.dtype | None,
         like: Tensor,
     ) -> Scales:
-        chosen = [symmetries[index] for index in stack.places]
+        chosen = [symmetries[index] for index in stack.indices]
         limits, floors = [], []
         for symmetry in chosen:
             stored = [theta[name].dtype for name in symmetry.parameters]
@@ -99,7 +99,7 @@ class Scales:
 
     def measured_against(self, stack: LawStack, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
         """Return the same scales with the denominators of another reference."""
-        rows = [_denominators(stack, reference, symmetries[index].name) for index in stack.places]
+        rows = [_denominators(stack, reference, symmetries[index].name) for index in stack.indices]
         return replace(self, denominators=torch.stack(rows).to(self.denominators))
 
 

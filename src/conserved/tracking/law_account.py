@@ -67,7 +67,7 @@ class LawAccount:
         )
         self._ledger = Ledger(self.laws.symmetries, self.theta, dtype=config.dtype)
         self.names = tuple(map(_law_name, self.laws))
-        self.transfer = Transfer(self.names, [index for stack in self._ledger.stacks for index in stack.places])
+        self.transfer = Transfer(self.names, [index for stack in self._ledger.stacks for index in stack.indices])
         self._unclipped: list[Tensor] | None = None
         self.take_reference()
         self._momenta = self._momenta_now()

@@ -41,12 +41,12 @@ _PORTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class LawStack:
-    """Laws of one kind and size: `places` are their numbers in the law set, in the order of the rows."""
+    """Laws of one kind and size: `indices` are their numbers in the law set, in the order of the rows."""
 
     kind: Kind
     n: int
     m: int
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +183,8 @@ class Ledger:
             # Columns matter to the size of a translation's law alone.
             columns = first.m if first.kind.linear else 0
             grouped[first.kind, first.n, columns, theta[first.legs[0].view.parameter].device] += batch.members
-        self.stacks = tuple(LawStack(kind, n, m, tuple(places)) for (kind, n, m, _), places in grouped.items())
-        self._stack_of = {index: number for number, stack in enumerate(self.stacks) for index in stack.places}
+        self.stacks = tuple(LawStack(kind, n, m, tuple(indices)) for (kind, n, m, _), indices in grouped.items())
+        self._stack_of = {index: number for number, stack in enumerate(self.stacks) for index in stack.indices}
         self.parameters = tuple(self._plan.uses)
         self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
         self._like = {
@@ -326,7 +326,7 @@ def rounding(stack: LawStack, symmetries: Sequence[Symmetry], theta: Tensors, dt
     (Higham and Mary, 2019), in the law before and after and in the account.
     """
     result = []
-    for index in stack.places:
+    for index in stack.indices:
         symmetry = symmetries[index]
         stored = max(torch.finfo(theta[name].dtype).eps for name in symmetry.parameters)
         work = torch.finfo(working_dtype((theta[name].dtype for name in symmetry.parameters), dtype)).eps

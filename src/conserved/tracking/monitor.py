@@ -263,7 +263,7 @@ class Monitor(RunResults):
         made = FirstCallsOfParts if in_parts(self._called) else FirstCall
         self._first = self._boundary.attempt(LAWS, made, self._called, self.model, loss=self._loss)
         if self._first is not None:
-            self._first.came.append(partial(self._infer, running=True))
+            self._first.callbacks.append(partial(self._infer, running=True))
 
     def _infer(self, *, running: bool = False) -> None:
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just started."""

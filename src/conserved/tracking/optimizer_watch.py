@@ -237,11 +237,11 @@ class OptimizerWatch:
         for index, step in enumerate(every):
             alone = step.count is None and make is not None
             alike[step.count, type(step.parameter), index if alone else None].append(index)
-        for places in alike.values():
-            steps = every if len(alike) == 1 else [every[index] for index in places]
+        for indices in alike.values():
+            steps = every if len(alike) == 1 else [every[index] for index in indices]
             made = [None] * len(steps) if make is None else make(steps)
             expansion = self._alike(watched, group, steps, made, causes=causes)
-            yield from zip(map(names.__getitem__, places), expansion, strict=True)
+            yield from zip(map(names.__getitem__, indices), expansion, strict=True)
 
     def _steps(self, watched: _Watched, group: int, names: Sequence[str]) -> Iterator[ParameterStep]:
         """Yield what an optimizer did to parameters of one group."""

@@ -83,7 +83,7 @@ def drift_bounds(
     for stack, account in zip(ledger.stacks, running, strict=True):
         observed = (account.previous - account.reference).abs().amax(-1).tolist()
         predicted = account.accounted.abs().amax(-1).tolist()
-        for row, index in enumerate(stack.places):
+        for row, index in enumerate(stack.indices):
             symmetry = ledger.symmetries[index]
             curvature = 0.0 if symmetry.kind.linear else 2.0 * max(abs(degree) for degree in symmetry.degrees)
             squares = max(float(watch.sums_of(name).squares) for name in symmetry.parameters)
@@ -111,7 +111,7 @@ def decays(ledger: Ledger, running: list[RunningTotals], watch: OptimizerWatch) 
         weights = stack.kind.products.multiplicities(stack.n, stack.m).to(account.reference)
         size = (weights * account.reference.square()).sum(-1)
         share = ((weights * account.reference * account.previous).sum(-1) / size).tolist()
-        for index, share_left in zip(stack.places, share, strict=True):
+        for index, share_left in zip(stack.indices, share, strict=True):
             symmetry = ledger.symmetries[index]
             sums = [watch.sums_of(name) for name in symmetry.parameters]
             decayed = {float(sums_of_group.decayed) for sums_of_group in sums}

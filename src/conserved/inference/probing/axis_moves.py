@@ -46,7 +46,7 @@ class TensorLeg:
     """A tensor that takes part: which of its axes carry the coordinates of the group, and to which power it moves."""
 
     name: str
-    place: int
+    index: int
     output: bool
     axes: tuple[Axis, ...]
     degree: float = 1.0
@@ -153,7 +153,7 @@ def mix(
         laid = wide(tensor).movedim(last, -1)
         which = 0 if leg.degree > 0 else 1
         first, second = (laid @ pair[which].T for pair in matrices)
-        others = TensorLeg(name=leg.name, place=leg.place, output=leg.output, axes=leg.axes[:-1])
+        others = TensorLeg(name=leg.name, index=leg.index, output=leg.output, axes=leg.axes[:-1])
         bits = spread(choice, others, tensor.ndim) if leg.axes[:-1] else choice
         result = torch.where(bits.bool(), first.movedim(-1, last), second.movedim(-1, last))
         moved[leg.name] = result.to(tensor.dtype)

@@ -122,7 +122,7 @@ class Scanner:
         """Return a leg of the input or output of that name."""
         output = name in self.function.out_names
         names = self.function.out_names if output else self.function.names
-        return TensorLeg(name=name, place=names.index(name), output=output, axes=tuple(axes), degree=degree)
+        return TensorLeg(name=name, index=names.index(name), output=output, axes=tuple(axes), degree=degree)
 
 
 def measure_move(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
@@ -222,7 +222,7 @@ def followers(
             replace(option, axis=axis) for axis in order for option in _divides(before.shape[axis], powers.numel())
         ]
         for option in options:
-            leg = TensorLeg(name="", place=position, output=True, axes=(option,), degree=degrees[position])
+            leg = TensorLeg(name="", index=position, output=True, axes=(option,), degree=degrees[position])
             lying = degrees[position] * spread(powers, leg, before.ndim)
             expected = wide(before) * torch.exp2(lying) if group is Group.SCALING else wide(before) + lying
             exact, error = scanner.fits(position, out, expected)

@@ -121,7 +121,7 @@ def first_contraction(
                 fields += [field.times(-1) for field in group]
         fields += [field.times(-1) for field in touching if not (field.dims or field.virtual)]
     known = first_use(engine, moved_view, fields, role="map", rows=remaining if rows and not virtual else ())
-    back = {new: old for old, new in enumerate(renumber.places) if new is not None}
+    back = {new: old for old, new in enumerate(renumber.targets) if new is not None}
     return renumbered(known, back, max(axes.sizes) + 1)
 
 
@@ -219,14 +219,14 @@ def _convolution(s: Step) -> Known:
     batched = len(s.out) == len(weight)
     if not batched:
         return fix_all(s)
-    places = list(range(2, len(shape)))
+    indices = list(range(2, len(shape)))
     known = s.raw(x)
     if isinstance(known, ReadPart):
         known = s.type(x)
-    stride, padding = (_each(s.arg(n), len(places)) for n in (3, 4))
+    stride, padding = (_each(s.arg(n), len(indices)) for n in (3, 4))
     mixed = [
         dim
-        for dim in places
+        for dim in indices
         if weight[dim] > 1 or shape[dim] != s.out[dim] or stride[dim - 2] != 1 or padding[dim - 2] != 0
     ]
     level = Type(tuple(s.engine.uniform(known.factors, mixed)), known.shifts, known.images, known.zero)
@@ -245,7 +245,7 @@ def _convolution(s: Step) -> Known:
     raw = moved(s.raw(w), split_w)
     spatial = tuple(5 + n for n in range(len(weight) - 2))
     names = (1, 2, 3, *spatial) if transposed else (1, 3, 2, *spatial)
-    image = tuple(5 + len(spatial) + n for n in range(len(places)))
+    image = tuple(5 + len(spatial) + n for n in range(len(indices)))
     sizes = {0: shape[0], 1: groups, 2: inputs, 3: outputs, 4: 1}
     sizes |= dict(zip(spatial, weight[2:], strict=True)) | dict(zip(image, shape[2:], strict=True))
     axes = OperandAxes((0, 1, 2, *image), names, (0, 1, 3, *image), sizes)

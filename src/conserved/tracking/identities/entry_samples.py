@@ -55,10 +55,10 @@ class EntrySample:
         strides = [1 if share >= 1 else max(1, math.ceil(count / max(LEAST, int(count * share)))) for count in counts]
         return EntrySample(tensors, strides, counts, number)
 
-    def part(self, places: Sequence[int]) -> EntrySample:
+    def part(self, indices: Sequence[int]) -> EntrySample:
         """Return the same entries of some of the tensors."""
-        tensors = [self.tensors[i] for i in places]
-        strides, counts = ([values[i] for i in places] for values in (self._strides, self._counts))
+        tensors = [self.tensors[i] for i in indices]
+        strides, counts = ([values[i] for i in indices] for values in (self._strides, self._counts))
         return EntrySample(tensors, strides, counts, self.number)
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:
@@ -74,13 +74,13 @@ class EntrySample:
     def _own_views(self) -> list[Tensor]:
         """Return the entries of the sample's tensors, as views where that is possible."""
         values = [_own(tensor) for tensor in self.tensors]
-        places = [value.data_ptr() for value in values]
+        indices = [value.data_ptr() for value in values]
         # Steps write in place, so that views of before a step show what is there after it.
-        if self._views is None or self._views[1] != places:
+        if self._views is None or self._views[1] != indices:
             views = self._slice(values)
             if not all(value.is_contiguous() for value in values):
                 return views
-            self._views = (views, places)
+            self._views = (views, indices)
         return self._views[0]
 
     def _slice(self, values: Sequence[Tensor]) -> list[Tensor]:

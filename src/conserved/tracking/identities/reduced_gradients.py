@@ -115,8 +115,8 @@ class ReducedGradients(StepIdentity):
             gradient = gradient_of(parameter)
             stepped = self._held is None or name in self._held[self._exchange.rank]
             if gradient is not None and name in self._computed and stepped:
-                places = _sample(torch.arange(parameter.numel(), device=gradient.device))
-                used[name] = (_sample(gradient.detach()).double().cpu(), ((places >= start) & (places < end)).cpu())
+                indices = _sample(torch.arange(parameter.numel(), device=gradient.device))
+                used[name] = (_sample(gradient.detach()).double().cpu(), ((indices >= start) & (indices < end)).cpu())
         self._used[step.number] = used
         computed = {name: entries.tolist() for name, entries in self._computed.items()}
         self._exchange.show(step.number, {"computed": computed})
