@@ -108,9 +108,9 @@ def affordable(contents: Contents) -> None:
             work += prod(program.nodes[node.inputs[0]].shape)
     letters = [len(word) for word in contents.words]
     need(max(rows, laws) <= program.size, "there are more words or laws than parameters")
-    held = 2 * entries * 2 ** max(max(letters, default=1) - 1, 1)
+    stored = 2 * entries * 2 ** max(max(letters, default=1) - 1, 1)
     matrix = 2 * max(rows, laws) * program.size + max(rows, laws) ** 2
-    need(held <= MOST_NUMBERS, f"its proofs would hold {held:,} numbers at once, more than {MOST_NUMBERS:,}")
+    need(stored <= MOST_NUMBERS, f"its proofs would hold {stored:,} numbers at once, more than {MOST_NUMBERS:,}")
     need(matrix <= MOST_NUMBERS, f"its matrices have {matrix:,} numbers, more than {MOST_NUMBERS:,}")
     work = sum(3 * work * count * 3 ** (count - 1) for count in letters) + 48 * work * len(contents.laws)
     need(work <= MOST_PRODUCTS, f"its proofs would take {work:,} products, more than {MOST_PRODUCTS:,}")

@@ -202,10 +202,10 @@ class FlatUnit:
     tied: tuple[tuple[nn.Module, str, nn.Module, str], ...]
     """Attributes that are the same parameter as another one."""
 
-    def held(self) -> Tensor:
-        """Return the range of this process. Before the first forward pass the flat tensor itself is that."""
-        held: Tensor = getattr(self.flat, "_local_shard", self.flat) if self.sharded else self.flat
-        return held.detach().flatten()
+    def shard(self) -> Tensor:
+        """Return the range that this process holds: the flat tensor itself before the first forward pass."""
+        shard: Tensor = getattr(self.flat, "_local_shard", self.flat) if self.sharded else self.flat
+        return shard.detach().flatten()
 
 
 def flat_units(model: nn.Module) -> list[FlatUnit]:

@@ -167,7 +167,7 @@ def follow(case: Operator, seed: int = 0) -> Followed:
     theta = point(case, seed)
     names = {f"p{n}": x.requires_grad_() for n, x in enumerate(theta)}
     program = capture(lambda: case.run(*names.values()), names)
-    typing = type_program(program, judged=False)
+    typing = type_program(program, fix_outputs=False)
     # Scales of an operator alone: test_exponentials has those that trade with a shift.
     separate(typing.engine)
     return Followed(typing, [x.detach() for x in theta], program.outputs[0])

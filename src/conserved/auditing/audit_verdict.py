@@ -92,7 +92,7 @@ def verdict_of_pass(
             " conserved.register_operator says what they keep; conserved.check tests their backward."
         )
     else:
-        nearly = int(case.left.nearly.sum())
+        nearly = int(case.measurement.nearly.sum())
         message = f"All {tested} gradient identities hold to the rounding of {str(used).removeprefix('torch.')}"
         message += f", {nearly} of them up to a norm's ε." if nearly else "."
         return _verdict(Status.VERIFIED, message, case.nearest())

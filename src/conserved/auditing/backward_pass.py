@@ -134,10 +134,10 @@ def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLay
     """Return where the pieces of a model's parameters are; read once, as long as the model stays the same."""
     state = cached_laws_of(parts.model)
     known: tuple[Hashable, Any, ModelLayout, Any] | None = state.layout
-    if known is not None and known[0] == (parts.state, tuple(state.held)) and (given is None or given is known[1]):
+    if known is not None and known[0] == (parts.state, tuple(state.holdings)) and (given is None or given is known[1]):
         return known[2]
-    layout = layout_of(parts.model, given, state.held)
-    state.layout = ((parts.state, tuple(state.held)), given, layout, None)
+    layout = layout_of(parts.model, given, state.holdings)
+    state.layout = ((parts.state, tuple(state.holdings)), given, layout, None)
     return layout
 
 

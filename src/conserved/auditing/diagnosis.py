@@ -237,14 +237,16 @@ def _drawn_anew(
     one number for every query. A defect is a smooth function of the weights and stays (`nearby_weights`).
     """
     try:
-        here = _moments(plan, wanted, first)
+        first_moments = _moments(plan, wanted, first)
         scales = balance_of(plan, {n: p.detach() for n, p in wanted.items()}, first).scales
         repeated = _moments(plan, wanted, replay.gradients(wanted))
     except Exception as problem:
         # The one boundary to the user's program, which may run out of memory at any time.
         return _leave_undecided(rest, origins, problem)
     for index in rest:
-        if SIGMAS * _along(suspects, index, here[index], repeated[index]) >= float(np.linalg.norm(here[index])):
+        if SIGMAS * _along(suspects, index, first_moments[index], repeated[index]) >= float(
+            np.linalg.norm(first_moments[index])
+        ):
             # The same pass gives another residual every time: a race, whatever weights do.
             origins[index] = Origin.TRANSIENT
     noise = dict.fromkeys(rest, 0.0)
@@ -259,8 +261,8 @@ def _drawn_anew(
             # The same boundary.
             return _leave_undecided(left, origins, problem)
         for index in left:
-            noise[index] = max(noise[index], _along(suspects, index, here[index], there[index]))
-            if SIGMAS * noise[index] >= float(np.linalg.norm(here[index])) and scales[index] > 0:
+            noise[index] = max(noise[index], _along(suspects, index, first_moments[index], there[index]))
+            if SIGMAS * noise[index] >= float(np.linalg.norm(first_moments[index])) and scales[index] > 0:
                 origins[index] = Origin.ROUNDING
                 limits[index] = max(limits[index], SIGMAS * noise[index] / scales[index], suspects.residuals[index])
     return [index for index in rest if origins[index] is Origin.PROGRAM]
@@ -275,12 +277,12 @@ def _leave_undecided(indices: Sequence[int], origins: list[Origin], problem: Exc
     return []
 
 
-def _along(suspects: SuspectIdentities, index: int, here: NDArray[np.float64], there: NDArray[np.float64]) -> float:
+def _along(suspects: SuspectIdentities, index: int, moments: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     """Return the noise of one moment from two samples. A wrong factor is one direction: only noise along it counts."""
-    size = float(np.linalg.norm(here))
+    size = float(np.linalg.norm(moments))
     if suspects.factors[index] and size:
-        return abs(float(here @ (there - here))) / size / math.sqrt(2)
-    return float(np.linalg.norm(there - here)) / math.sqrt(2)
+        return abs(float(moments @ (others - moments))) / size / math.sqrt(2)
+    return float(np.linalg.norm(others - moments)) / math.sqrt(2)
 
 
 def _moments(plan: Plan, parameters: Tensors, gradients: Tensors) -> list[NDArray[np.float64]]:
@@ -328,12 +330,12 @@ def _mended_by_kernels(
     mended = [index for index in rest if plain[index]]
     if not mended:
         return rest, ""
-    kept = holds(replace(PLAIN, trusted=trusted), limits)
+    still_holds = holds(replace(PLAIN, trusted=trusted), limits)
     if trusted:
         for index in mended:
-            origins[index] = origins[index] if kept[index] else Origin.DESIGN
+            origins[index] = origins[index] if still_holds[index] else Origin.DESIGN
         rest = [index for index in rest if origins[index] is not Origin.DESIGN]
-        mended = [index for index in mended if kept[index]]
+        mended = [index for index in mended if still_holds[index]]
         if not mended:
             return rest, ""
     for index in mended:

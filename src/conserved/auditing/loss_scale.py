@@ -105,11 +105,11 @@ def loss_scale(
             factor, rounding = _ratio(gradients, own, right, comparison)
             error += rounding
         del own
-        slopes = _slopes(replay, parameters, right, form)
+        grads = _slopes(replay, parameters, right, form)
     except Exception as problem:
         # The one boundary to the user's program: it may not run in float64.
         return _undecided(f"{type(problem).__name__}: {problem}".splitlines()[0][:200])
-    fine, middle, coarse = slopes
+    fine, middle, coarse = grads
     # Richardson's extrapolation: the error of central differences is a series in h².
     derivative = (_RATIO**2 * fine - middle) / (_RATIO**2 - 1)
     if not math.isfinite(derivative) or derivative == 0:

@@ -114,12 +114,12 @@ def audit(
     if accumulated < 1:
         raise ValueError(f"Expected accumulated of at least 1, got {accumulated}. Pass the number of backward passes.")
     parts = parts_of(model)
-    found = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
+    read = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
     if closure is not None:
         replay = ClosureReplay(model, closure)
     with torch.no_grad():
         confirm_together("audit")
-        backward = BackwardPass.of(parts, found, layout)
+        backward = BackwardPass.of(parts, read, layout)
         assert backward.gradients is not None
         # A second pass of one process would wait for the others in its collectives.
         replay = None if backward.assembly.groups else replay
@@ -162,11 +162,11 @@ def _judge(
     """Hold every residual against its limit once the numbers are there, and diagnose those that exceed it."""
     balance = pending.balance(backward.points, backward.gradients)
     used, known = precision_of(precision, backward, balance)
-    left = residuals_of(
+    measurement = residuals_of(
         backward, balance, used, accumulated, gauge, given=known == "given", replayed=replay is not None
     )
-    case = PassIdentities(backward, left)
-    findings = _findings(backward, left.balance, unused)
+    case = PassIdentities(backward, measurement)
+    findings = _findings(backward, measurement.balance, unused)
     moved: float | None = None
     clipped: float | None = None
     gradients = backward.gradients
@@ -215,7 +215,7 @@ def _judge(
         verdict = Verdict(status=Status.REFUTED, message=first.text(), evidence=(evidence,))
     seen = _sensitivity(case, used, replayed=replay is not None) if sized and finite else None
     # An audit that is kept must not keep the gradients, nor the model.
-    laws, tested = backward.laws, left.balance.tested
+    laws, tested = backward.laws, measurement.balance.tested
     read, points = backward.read, {n: p for n, p in backward.points.items() if n not in backward.assembly.sums}
     seen_there = None if seen is None else seen.renamed(backward.assembly.origin)
     del case.backward
@@ -223,11 +223,11 @@ def _judge(
         verdict=verdict,
         failures=failures,
         left_open=case.left_open,
-        worst=float(left.residuals.max(initial=0.0)),
+        worst=float(measurement.residuals.max(initial=0.0)),
         others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
-        tested=len(case.held) if case.late or case.noisy else int(tested.sum()),
+        tested=len(case.decided) if case.late or case.noisy else int(tested.sum()),
         by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
-        covers=lambda: coverage(read, frozenset(laws.names[index] for index in case.held), points, seen_there),
+        covers=lambda: coverage(read, frozenset(laws.names[index] for index in case.decided), points, seen_there),
         sensitivity=seen,
         comparison=comparison,
         scale=scale,
@@ -239,7 +239,7 @@ def _judge(
         unknown=laws.unknown,
         precision=used,
         known=known,
-        ranks=left.balance.ranks,
+        ranks=measurement.balance.ranks,
         moved_bytes=backward.moved_bytes,
         disagreements=backward.disagreements,
         moved=moved,
@@ -252,11 +252,11 @@ def _judge(
 def _by_family(
     symmetries: Sequence[Symmetry], excess: NDArray[np.float64], tested: NDArray[np.bool_]
 ) -> dict[str, float]:
-    found: dict[str, float] = {}
+    by_family: dict[str, float] = {}
     for symmetry, value, reached in zip(symmetries, excess.tolist(), tested.tolist(), strict=True):
         if reached:
-            found[symmetry.family] = max(found.get(symmetry.family, 0.0), value)
-    return found
+            by_family[symmetry.family] = max(by_family.get(symmetry.family, 0.0), value)
+    return by_family
 
 
 def _accept_kernel_rounding(gauge: Gauge, replay: Replay | None, backward: BackwardPass) -> None:
@@ -286,7 +286,7 @@ def _sensitivity(case: PassIdentities, used: torch.dtype, *, replayed: bool) -> 
         return None
     terms = of_legs(case.backward.laws.plan, points, gradients)
     # A wrong factor is told from rounding by its direction, down to twice the residual that is there without it.
-    factors = np.maximum(case.left.floors, 2 * np.nan_to_num(case.left.residuals))
+    factors = np.maximum(case.measurement.floors, 2 * np.nan_to_num(case.measurement.residuals))
     limits = case.limits
     if not replayed:
         # Without a replay only gross residuals are refuted, and in half precision only factors that kernels do not
@@ -295,8 +295,8 @@ def _sensitivity(case: PassIdentities, used: torch.dtype, *, replayed: bool) -> 
         if used in HALF:
             factors = np.maximum(factors, [least_factor(symmetry) / 2**0.5 for symmetry in case.symmetries])
     sided = np.array([shows_factors(symmetry) for symmetry in case.symmetries], dtype=bool)
-    limits = np.where(sided & ~case.left.nearly, np.minimum(limits, factors), limits)
-    return sensitivity(case.symmetries, case.held, limits, case.left.balance.scales, terms)
+    limits = np.where(sided & ~case.measurement.nearly, np.minimum(limits, factors), limits)
+    return sensitivity(case.symmetries, case.decided, limits, case.measurement.balance.scales, terms)
 
 
 def _zero_by_law(symmetries: Sequence[Symmetry]) -> set[str]:
@@ -315,12 +315,14 @@ def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...])
     odd = np.flatnonzero(~np.isfinite(balance.norms) | (balance.norms == 0)).tolist()
     if not odd and not absent:
         return []
-    excused = _zero_by_law(backward.laws.symmetries)
+    zero_by_law = _zero_by_law(backward.laws.symmetries)
     there = [(balance.names[index], balance.norms[index]) for index in odd if balance.names[index] not in absent]
-    needed = [n for n in backward.absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
-    found = [GradientFinding(parameter=name, trouble="missing") for name in needed]
-    found += [GradientFinding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]
-    found += [
-        GradientFinding(parameter=name, trouble="zero") for name, norm in there if norm == 0 and name not in excused
+    needed = [
+        n for n in backward.absent if n not in zero_by_law and not any(fnmatchcase(n, pattern) for pattern in unused)
     ]
-    return found
+    findings = [GradientFinding(parameter=name, trouble="missing") for name in needed]
+    findings += [GradientFinding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]
+    findings += [
+        GradientFinding(parameter=name, trouble="zero") for name, norm in there if norm == 0 and name not in zero_by_law
+    ]
+    return findings

@@ -89,12 +89,12 @@ def sample_own_rounding(
 
 def _new_rounding(own: Tensor, right: Tensor, own_there: Tensor, right_there: Tensor) -> Tensor:
     """Return the change of A − W to other weights, less that of a wrong factor on every row, over √2."""
-    here, there = difference(own, right), difference(own_there, right_there)
-    reference = rows_of(right).to(here.dtype)
+    change_here, change_there = difference(own, right), difference(own_there, right_there)
+    reference = rows_of(right).to(change_here.dtype)
     squares = reference.square().sum(1, keepdim=True)
-    factors = (rows_of(here) * reference).sum(1, keepdim=True) / torch.where(squares > 0, squares, 1.0)
+    factors = (rows_of(change_here) * reference).sum(1, keepdim=True) / torch.where(squares > 0, squares, 1.0)
     change = rows_of(difference(right_there, right))
-    return (rows_of(there - here) - factors * change) / math.sqrt(2)
+    return (rows_of(change_there - change_here) - factors * change) / math.sqrt(2)
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class PassIdentities:
     """The identities of one pass while they are decided: symmetries are named by their index."""
 
     backward: BackwardPass
-    left: Residuals
+    measurement: Residuals
     late: dict[str, str] = field(default_factory=dict)
     """By name, laws that training has broken for good, and why."""
     no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class PassIdentities:
     """By place, where a residual above the floor comes from, if the pass was run again."""
 
     def __post_init__(self) -> None:
-        found, self.limits = self.left, self.left.limits
+        residuals, self.limits = self.measurement, self.measurement.limits
         self.symmetries, self.names = self.backward.laws.symmetries, self.backward.laws.names
-        self.tested = found.balance.tested
-        self.doubtful: list[int] = np.flatnonzero(~((found.residuals <= found.limits) & self.tested)).tolist()
+        self.tested = residuals.balance.tested
+        self.doubtful: list[int] = np.flatnonzero(~((residuals.residuals <= residuals.limits) & self.tested)).tolist()
         self.statuses = {
             index: status(
-                found.residuals[index],
-                found.limits[index],
+                residuals.residuals[index],
+                residuals.limits[index],
                 tested=bool(self.tested[index]),
-                nearly=bool(found.nearly[index]),
+                nearly=bool(residuals.nearly[index]),
             )
             for index in self.doubtful
         }
@@ -82,9 +82,9 @@ class PassIdentities:
 
     def suspect_factors(self) -> None:
         """Break identities whose residual is within the limit and lies along one of their legs: a wrong factor."""
-        gradients, residuals = self.backward.gradients, self.left.residuals
+        gradients, residuals = self.backward.gradients, self.measurement.residuals
         assert gradients is not None
-        near = np.flatnonzero(self.tested & (residuals > self.left.floors) & ~self.left.nearly).tolist()
+        near = np.flatnonzero(self.tested & (residuals > self.measurement.floors) & ~self.measurement.nearly).tolist()
         factors = wrong_factors([self.symmetries[index] for index in near], self.backward.points, gradients)
         self.factors = {index: factor for index, factor in zip(near, factors, strict=True) if factor is not None}
         more = [index for index in self.factors if index not in self.broken and index not in self.doubtful]
@@ -98,16 +98,22 @@ class PassIdentities:
         Where hooks have measured what ε leaves, a residual above the floor may still be rounding: a gain whose scale
         norms forget has a gradient that cancels.
         """
-        left = self.left
-        measured = [index for index in self.broken if not self.symmetries[index].exact and not left.nearly[index]]
+        measurement = self.measurement
+        measured = [
+            index for index in self.broken if not self.symmetries[index].exact and not measurement.nearly[index]
+        ]
         known = {index: former[self.names[index]] for index in measured if self._is_decided(index, former)}
-        indices = [index for index in self.doubtful if left.nearly[index] and self.tested[index]]
+        indices = [index for index in self.doubtful if measurement.nearly[index] and self.tested[index]]
         indices += [index for index in measured if index not in known]
         if indices:
-            roots = np.where(left.nearly[indices], self.backward.laws.plan.epsilons[indices] ** 0.5, 0.0)
-            floors, scales = self.limits[indices] - roots, left.balance.scales[indices]
+            roots = np.where(measurement.nearly[indices], self.backward.laws.plan.epsilons[indices] ** 0.5, 0.0)
+            floors, scales = self.limits[indices] - roots, measurement.balance.scales[indices]
             for index, exact in decide_up_to_epsilon(self.backward, indices, floors, scales, replay, used).items():
-                left.residuals[index], self.limits[index], left.nearly[index] = exact.residual, exact.limit, False
+                measurement.residuals[index], self.limits[index], measurement.nearly[index] = (
+                    exact.residual,
+                    exact.limit,
+                    False,
+                )
                 known[index] = self._in_series(index, exact.diagnosis, former)
         for index, diagnosis in known.items():
             self.diagnoses[index] = diagnosis
@@ -124,8 +130,8 @@ class PassIdentities:
 
         Residuals that are gross in any precision stay refuted.
         """
-        measured = [p for p in self.broken if not self.symmetries[p].exact and not self.left.nearly[p]]
-        residuals, symmetries = self.left.residuals, self.symmetries
+        measured = [p for p in self.broken if not self.symmetries[p].exact and not self.measurement.nearly[p]]
+        residuals, symmetries = self.measurement.residuals, self.symmetries
         self._mark_noisy([p for p in measured if residuals[p] <= unmistakable(torch.float16, symmetries[p])])
 
     def settle(
@@ -157,27 +163,29 @@ class PassIdentities:
         return clipped
 
     def _is_of_program(self, index: int) -> bool:
-        found = self.diagnoses.get(index)
-        return found is not None and found.origin is Origin.PROGRAM
+        diagnosis = self.diagnoses.get(index)
+        return diagnosis is not None and diagnosis.origin is Origin.PROGRAM
 
     def _widen_underflow(self, gradients: Tensors) -> None:
         """Hold identities of gradients in float16 against what underflow leaves of them."""
         if all(gradient.dtype != torch.float16 for gradient in gradients.values()):
             return
-        points, scales = self.backward.points, self.left.balance.scales
+        points, scales = self.backward.points, self.measurement.balance.scales
         for index in self.broken:
             bound = subnormal_bound(self.symmetries[index], points, gradients, float(scales[index]))
             self.limits[index] = max(self.limits[index], bound)
-        self._verify([index for index in self.broken if self.left.residuals[index] <= self.limits[index]])
+        self._verify([index for index in self.broken if self.measurement.residuals[index] <= self.limits[index]])
 
     def _widen_linear(self, gradients: Tensors, used: torch.dtype) -> None:
         """Hold linear laws against what rounding all entries in one direction leaves of their sums."""
         plan = self.backward.laws.plan
-        indices = [index for index in self.broken if index in plan.linear and self.left.balance.scales[index] > 0]
-        bounds = linear_bounds(plan, indices, gradients, used, self.left.balance.scales)
+        indices = [
+            index for index in self.broken if index in plan.linear and self.measurement.balance.scales[index] > 0
+        ]
+        bounds = linear_bounds(plan, indices, gradients, used, self.measurement.balance.scales)
         for index, bound in bounds.items():
             self.limits[index] = max(self.limits[index], bound)
-        within = [index for index in indices if self.left.residuals[index] <= self.limits[index]]
+        within = [index for index in indices if self.measurement.residuals[index] <= self.limits[index]]
         self._verify([index for index in within if index not in self.factors])
 
     def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
@@ -187,12 +195,12 @@ class PassIdentities:
         indices = [index for index in exact if index not in self.diagnoses]
         if indices:
             self._diagnose(indices, replay, used, accumulated, former)
-        for index, found in self.diagnoses.items():
-            if found.origin is not Origin.UNKNOWN:
-                self.limits[index] = max(self.limits[index], found.limit)
-        self._verify([index for index, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
-        excused = (Origin.PRECISION, Origin.DESIGN)
-        self._mark_noisy([index for index, found in self.diagnoses.items() if found.origin in excused])
+        for index, diagnosis in self.diagnoses.items():
+            if diagnosis.origin is not Origin.UNKNOWN:
+                self.limits[index] = max(self.limits[index], diagnosis.limit)
+        self._verify([index for index, diagnosis in self.diagnoses.items() if diagnosis.origin is Origin.ROUNDING])
+        explained = (Origin.PRECISION, Origin.DESIGN)
+        self._mark_noisy([index for index, diagnosis in self.diagnoses.items() if diagnosis.origin in explained])
 
     def _is_decided(self, index: int, former: Mapping[str, Diagnosis]) -> bool:
         """Return whether an earlier replay has decided this residual: a lasting defect, or noise of the same size."""
@@ -201,7 +209,7 @@ class PassIdentities:
             return False
         if known.origin in (Origin.ROUNDING, Origin.PRECISION):
             # Noise that has grown by more than half is measured again.
-            return index not in self.factors and float(self.left.residuals[index]) <= 1.5 * known.limit
+            return index not in self.factors and float(self.measurement.residuals[index]) <= 1.5 * known.limit
         return True
 
     def _diagnose(
@@ -215,7 +223,7 @@ class PassIdentities:
         """Replay the pass for these identities."""
         suspects = SuspectIdentities(
             symmetries=[self.symmetries[index] for index in indices],
-            residuals=self.left.residuals[indices],
+            residuals=self.measurement.residuals[indices],
             floors=self.limits[indices],
             theta=self.backward.points,
             factors=np.array([index in self.factors for index in indices]),
@@ -236,7 +244,7 @@ class PassIdentities:
 
         Gross residuals are not rounding, and a residual along one side of its identity is a wrong factor.
         """
-        decided = {index for index, found in self.diagnoses.items() if found.origin is not Origin.UNKNOWN}
+        decided = {index for index, diagnosis in self.diagnoses.items() if diagnosis.origin is not Origin.UNKNOWN}
         small = {
             index
             for index, factor in self.factors.items()
@@ -245,7 +253,7 @@ class PassIdentities:
         rest = [
             index for index in self.broken if index not in decided and (index not in self.factors or index in small)
         ]
-        residuals, symmetries = self.left.residuals, self.symmetries
+        residuals, symmetries = self.measurement.residuals, self.symmetries
         self._mark_noisy([index for index in rest if residuals[index] <= unmistakable(used, symmetries[index])])
 
     def _verify(self, indices: Collection[int]) -> None:
@@ -269,13 +277,13 @@ class PassIdentities:
 
     @cached_property
     def excess(self) -> NDArray[np.float64]:
-        """Every residual over its limit; asked for when limits are settled."""
-        residuals = self.left.residuals
+        """Every residual over its limit; read once limits are final."""
+        residuals = self.measurement.residuals
         return np.where(np.isnan(residuals), np.inf, residuals / self.limits)
 
     @property
-    def held(self) -> frozenset[int]:
-        """The places of the laws that were tested."""
+    def decided(self) -> frozenset[int]:
+        """The indices of the laws that were tested, without late and noisy ones."""
         tested = (index for index in np.flatnonzero(self.tested).tolist() if self.names[index] not in self.late)
         return frozenset(tested).difference(self.noisy)
 
@@ -283,7 +291,7 @@ class PassIdentities:
         """Return the evidence of the tested identity that is nearest to its limit or furthest beyond it."""
         indices = np.flatnonzero(self.tested)
         index = int(indices[self.excess[indices].argmax()])
-        return residual_evidence(self.names[index], float(self.left.residuals[index]), float(self.limits[index]))
+        return residual_evidence(self.names[index], float(self.measurement.residuals[index]), float(self.limits[index]))
 
     def row(self, index: int, suggests: tuple[str, ...] = ()) -> Row:
         """Return one identity as a row of the result."""
@@ -294,7 +302,7 @@ class PassIdentities:
             parameters=symmetry.parameters,
             where=tuple(described(leg, symmetry) for leg in symmetry.legs),
             part=symmetry.part,
-            residual=float(self.left.residuals[index]),
+            residual=float(self.measurement.residuals[index]),
             tolerance=float(self.limits[index]),
             status=self.statuses.get(index, Status.VERIFIED),
             checked=bool(self.tested[index]) and self.names[index] not in self.late,
@@ -305,18 +313,18 @@ class PassIdentities:
     def failures(self, moved: float | None) -> tuple[Row, ...]:
         """Return the broken identities, worst first, with suggestions where to look."""
         points, gradients = self.backward.points, self.backward.gradients
-        found = []
+        rows = []
         for number, index in enumerate(self._worst_first(self.broken)):
             symmetry = self.symmetries[index]
             known = self.diagnoses.get(index)
             # A replay has found out more than that the forward pass keeps the law.
             decided = () if symmetry.source == "typed" or known is not None else (_DECIDED,)
             seen = suggestions(symmetry, points, gradients, moved) if number < EXPLAINED else ()
-            said = () if known is None else (known.message,)
-            ranks = self.left.balance.worst_ranks
-            said = said if ranks is None else (*said, f"the largest residual is that of rank {ranks[index]}")
-            found.append(self.row(index, (*said, *decided, *seen)))
-        return tuple(found)
+            reasons = () if known is None else (known.message,)
+            ranks = self.measurement.balance.worst_ranks
+            reasons = reasons if ranks is None else (*reasons, f"the largest residual is that of rank {ranks[index]}")
+            rows.append(self.row(index, (*reasons, *decided, *seen)))
+        return tuple(rows)
 
     @cached_property
     def left_open(self) -> tuple[Row, ...]:
@@ -331,7 +339,7 @@ class PassIdentities:
             return self.no_laws[self.names[index]]
         if index in self.diagnoses:
             return (self.diagnoses[index].message,)
-        if not np.isfinite(self.left.residuals[index]):
+        if not np.isfinite(self.measurement.residuals[index]):
             return ("gradients are not finite",)
         if index in self.factors:
             return (_MAY_BE_FACTOR.format(factor=self.factors[index]),)

@@ -286,9 +286,9 @@ def _lack_of_memory(parameters: Tensors) -> str:
     fails, and that is the obstacle then.
     """
     for device in {p.device for p in parameters.values() if p.device.type == "cuda"}:
-        held = torch.cuda.memory_allocated(device)
+        allocated = torch.cuda.memory_allocated(device)
         needed = sum(12 * p.numel() for p in parameters.values() if p.device == device)
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - held
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
         if needed > free:
             return f"it needs about {needed / 2**30:.0f} GiB on {device}, and {free / 2**30:.0f} are free"
     return ""

@@ -72,10 +72,10 @@ class Replay(ABC):
             self.runs += 1
             scaled = [cotangent * scale for cotangent in cotangents]
             if _fully_sharded(self.model):
-                found = _gradients_by_accumulation(self.model, outputs, wanted, scaled)
+                gradients = _gradients_by_accumulation(self.model, outputs, wanted, scaled)
             else:
-                found = [*torch.autograd.grad(outputs, wanted, scaled, allow_unused=True)]
-        zeros = (torch.zeros_like(p) if g is None else g.detach() for p, g in zip(wanted, found, strict=True))
+                gradients = [*torch.autograd.grad(outputs, wanted, scaled, allow_unused=True)]
+        zeros = (torch.zeros_like(p) if g is None else g.detach() for p, g in zip(wanted, gradients, strict=True))
         with torch.no_grad():
             return {name: g if scale == 1 else g.div_(scale) for name, g in zip(parameters, zeros, strict=True)}
 
@@ -256,7 +256,7 @@ class RecordedPass(Replay):
         for position in order:
             inner = None
             if external:
-                later = [outputs[one] for one in external]
+                later = [outputs[index] for index in external]
                 (inner,) = torch.autograd.grad(
                     later, [outputs[position]], [*external.values()], retain_graph=True, allow_unused=True
                 )
@@ -303,13 +303,13 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         for buffer in model.buffers()
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
-    held = [(module, dict(module._buffers)) for module in model.modules()]
+    buffers_before = [(module, dict(module._buffers)) for module in model.modules()]
     with preserve_state(model):
         try:
             yield
         finally:
             drawn.restore()
-            for module, own in held:
+            for module, own in buffers_before:
                 module._buffers.update(own)
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -342,14 +342,14 @@ def _gradients_by_accumulation(
     model: nn.Module, outputs: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Return the gradients that a backward pass accumulates, and put back those that were there."""
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    saved = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
-        for parameter, _ in kept:
+        for parameter, _ in saved:
             parameter.grad = None
         torch.autograd.backward(outputs, cotangents)
         return [tensor.grad for tensor in wanted]
     finally:
-        for parameter, gradient in kept:
+        for parameter, gradient in saved:
             parameter.grad = gradient
 
 
@@ -367,8 +367,8 @@ def _keep(call: _Call, position: int) -> Callable[[Tensor], None]:
 def _tensors(output: Any) -> list[Tensor]:
     """Return the floating-point tensors a model returned, each once, in order."""
     leaves = tree_flatten(dict(output) if hasattr(output, "keys") else output)[0]
-    found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
-    return [*found.values()]
+    by_id = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    return [*by_id.values()]
 
 
 def _versions(args: Any, kwargs: Any) -> list[int]:

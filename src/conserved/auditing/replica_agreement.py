@@ -162,9 +162,9 @@ def _held_by_all(
     dist.all_gather_object(everyone, listed, group=over)
     common = set(everyone[0]).intersection(*everyone[1:])
     some = set().union(*everyone) - common
-    parted = sorted(one.partition(" ")[2] for one in some if one.startswith("gradient "))
+    parted = sorted(item.partition(" ")[2] for item in some if item.startswith("gradient "))
     missing = [Replica(name=n, what="gradient", spread=math.inf) for n in parted if f"parameter {n}" in common]
-    return [one for one, key in zip(members, listed, strict=True) if key in common], missing
+    return [item for item, key in zip(members, listed, strict=True) if key in common], missing
 
 
 def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:

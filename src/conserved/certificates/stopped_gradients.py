@@ -162,13 +162,13 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
 
 def refuse_hooks(parameters: dict[str, Any]) -> None:
     """Refuse parameters with hooks that change their gradients, and those whose entries share one place."""
-    held = {id(tensor) for tensor in held_elsewhere(parameters.values())}
+    held_ids = {id(tensor) for tensor in held_elsewhere(parameters.values())}
     for name, parameter in parameters.items():
         if has_hooks(parameter):
             raise UnsuitableError(
                 f"{name} has a hook on its gradient, so training does not follow the gradient; remove it."
             )
-        if id(parameter) in held:
+        if id(parameter) in held_ids:
             raise UnsuitableError(
                 f"Expected nothing to hold on to the gradient of {name}, got a graph that is alive, a wrapper, or a "
                 "node with hooks, which may change it. Drop it, or certify a copy.deepcopy of the model."

@@ -86,11 +86,11 @@ def regimes(setting: Setting) -> Iterator[Regime]:
 
 def _sparse(x: Tensor, generator: torch.Generator) -> Tensor:
     """One entry in eight, and the first of each row, so that no row is empty."""
-    kept = torch.rand(x.shape, generator=generator).to(x.device) < 1 / 8
+    mask = torch.rand(x.shape, generator=generator).to(x.device) < 1 / 8
     if x.ndim:
-        kept[..., 0] = True
+        mask[..., 0] = True
     # A product would leave negative zeros, whose sign flips along a line.
-    return torch.where(kept, x, 0.0)
+    return torch.where(mask, x, 0.0)
 
 
 def _one_hot(x: Tensor) -> Tensor:
@@ -342,8 +342,8 @@ def _rounding_explains(
     if line is None:
         return True
     deviations = [
-        slope if before is None else torch.maximum(before, slope)
-        for before, slope in zip(each.deviations, spread.grads, strict=True)
+        deviation if before is None else torch.maximum(before, deviation)
+        for before, deviation in zip(each.deviations, spread.grads, strict=True)
     ]
     gap = _gap(setting, line, replace(each, deviations=deviations))
     return not _tells(gap, each) or gap.worst <= 1

@@ -92,8 +92,8 @@ def rounding_spread(
         The spread; zero everywhere if the function cannot be run so.
     """
     function = function.uncompiled
-    outs, slopes = function.gradients(values, gradients)
-    grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(values, slopes, strict=True)]
+    outs, input_grads = function.gradients(values, gradients)
+    grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(values, input_grads, strict=True)]
     before = [wide(tensor) for tensor in (*outs, *grads)]
     changes: list[list[Tensor]] = [[] for _ in before]
     try:

@@ -39,8 +39,8 @@ def report(
     from conserved.report import write_report
     from conserved.report.contents import listing
 
-    held = listing(store)
-    if not held["runs"] and not any(held["records"].values()):
+    names = listing(store)
+    if not names["runs"] and not any(names["records"].values()):
         raise UsageError(_EMPTY.format(store=store))
     contents = write_report(store, output, title=title, runs=run or ())
     opened = webbrowser.open(output.resolve().as_uri()) if show else False

@@ -32,8 +32,8 @@ def copy_files(folder: Path) -> tuple[Path, Path]:
     change.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    here = Path(__file__).parent
-    copies = tuple(Path(shutil.copyfile(here / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
+    source = Path(__file__).parent
+    copies = tuple(Path(shutil.copyfile(source / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
     return copies[0], copies[1]
 
 

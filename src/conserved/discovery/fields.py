@@ -154,11 +154,11 @@ def derivative_error(
     letters = [_repeat(samples, len(points)) for samples in letters_of(words, depth)]
     with without_fused_kernels():
         at = Derivatives(function, points, letters, depth + 1)
-        here, *around = field(at, ()).detach()
+        center, *around = field(at, ()).detach()
         exact = field(at, (direction.expand(len(points), -1),))[0].detach()
     ahead, behind = torch.stack(around).chunk(2)
     errors = torch.linalg.vector_norm((ahead - behind) / (2 * steps) - exact, dim=1)
-    scale = max(float(torch.linalg.vector_norm(exact)), float(torch.linalg.vector_norm(here)) * 1e-3)
+    scale = max(float(torch.linalg.vector_norm(exact)), float(torch.linalg.vector_norm(center)) * 1e-3)
     return float(errors.min()) / scale if scale > 0 else 0.0
 
 

@@ -176,12 +176,12 @@ def momentum_rows(function: ParameterFunction, laws: LawSet | None, state: State
         growth = torch.exp(FRICTION * where[-1])
         parts = [where[:0]]
         for symmetry in laws or ():
-            here = symmetry.identity(theta, velocity).flatten()
+            momenta_here = symmetry.identity(theta, velocity).flatten()
             if symmetry.kind.linear:
                 there = symmetry.identity(velocity, theta).flatten()
-                parts += [growth * here, here + FRICTION * there]
+                parts += [growth * momenta_here, momenta_here + FRICTION * there]
             else:
-                parts.append(growth * (here - symmetry.identity(velocity, theta).flatten()))
+                parts.append(growth * (momenta_here - symmetry.identity(velocity, theta).flatten()))
         return torch.cat(parts)
 
     rows = torch.func.jacrev(momenta)(state).reshape(-1, len(state))

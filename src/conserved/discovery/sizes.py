@@ -91,10 +91,10 @@ def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) ->
 
 
 def _roughness(
-    ahead: Float[Tensor, "samples D"], here: Float[Tensor, "samples D"], behind: Float[Tensor, "samples D"]
+    ahead: Float[Tensor, "samples D"], center: Float[Tensor, "samples D"], behind: Float[Tensor, "samples D"]
 ) -> float:
     """Return second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
-    norms = torch.linalg.vector_norm(here, dim=1)
-    curvature = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
+    norms = torch.linalg.vector_norm(center, dim=1)
+    curvature = torch.linalg.vector_norm(ahead + behind - 2 * center, dim=1)
     alive = norms > 0
     return float((curvature[alive] / norms[alive]).median()) if bool(alive.any()) else 0.0

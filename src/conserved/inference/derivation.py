@@ -156,13 +156,13 @@ class Derivation:
             if moving.isdisjoint(inputs):
                 continue
             moving.update(operation.results)
-            here = result.setdefault(operation.module, set())
+            laws_here = result.setdefault(operation.module, set())
             for value in (*inputs, *operation.results):
                 for type_ in self._types(known.get(value)):
-                    here.update(*(owners[False].of(factor.atoms) for factor in type_.factors))
-                    here.update(*(owners[True].of(shift.atoms) for shift in type_.shifts))
-                    here.update(*(owners[True].of(image.atoms) for image in type_.images))
-                here.update(spaceless.get(program.values[value].parameter or "", ()))
+                    laws_here.update(*(owners[False].of(factor.atoms) for factor in type_.factors))
+                    laws_here.update(*(owners[True].of(shift.atoms) for shift in type_.shifts))
+                    laws_here.update(*(owners[True].of(image.atoms) for image in type_.images))
+                laws_here.update(spaceless.get(program.values[value].parameter or "", ()))
         return {module: frozenset(names) for module, names in result.items()}
 
     def _types(self, known: Known | None) -> list[Type]:

@@ -228,7 +228,7 @@ class _Motions:
         for column in zip(*members, strict=True):
             motion, region = column[0], self.regions[column[0].region]
             fields = region.type.shifts if motion.shift else region.type.factors
-            chosen = np.array([one.indices[0] for one in column] if several else motion.indices, dtype=np.int64)
+            chosen = np.array([part.indices[0] for part in column] if several else motion.indices, dtype=np.int64)
             try:
                 view = whole_view(region) if motion.field < 0 else rows_view(region, fields[motion.field].dims, chosen)
             except UnviewableError:

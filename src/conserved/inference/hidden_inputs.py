@@ -405,8 +405,8 @@ class _State:
                 return bytes(memoryview(value))
         attributes = self._attributes(value)
         if (attributes is None or owner.__module__ == "functools") and gc.is_tracked(value):
-            held = (item for item in gc.get_referents(value) if not isinstance(item, type | types.ModuleType))
-            return tuple(self.of(item) for item in itertools.islice(held, MOST_ITEMS))
+            referents = (item for item in gc.get_referents(value) if not isinstance(item, type | types.ModuleType))
+            return tuple(self.of(item) for item in itertools.islice(referents, MOST_ITEMS))
         return attributes
 
     def _attributes(self, value: Any) -> Any:

@@ -125,8 +125,8 @@ def _infer(
         return laws, program, replace(run, refused=COMMUNICATES)
     if isinstance(model, nn.Module) and (args or kwargs) and _small(args, kwargs):
         laws.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-    here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
-    if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
+    local = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
+    if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and local:
         inner, prefix = unwrap(model)
         if runs_on_several(inner):
             # Hooks of data parallelism set themselves up in the first call, and must not do so here.

@@ -224,7 +224,7 @@ class CachedLaws:
         """The laws it was last audited with, as `auditing` keeps them."""
         self.layout: Any = None
         """Where the pieces of its parameters are, and how its laws are put together from them."""
-        self.held: Mapping[str, Holding] = {}
+        self.holdings: Mapping[str, Holding] = {}
         """How processes hold its parameters, where only their values say so."""
         self.shared: frozenset[str] = frozenset()
         """Parameters that another model on another process holds as well, as stages of a pipeline share a table."""
@@ -299,7 +299,9 @@ def laws_of_model(
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), preserve_state(model):
-            laws, cached_laws_of(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
+            laws, cached_laws_of(model).holdings = laws_of_one_process(
+                recognize(model, *args, loss=loss, **kwargs), model
+            )
     except NoExampleError as problem:
         raise NoExampleError(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "

@@ -51,18 +51,28 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
         return laws, {}
     arrays = [item.reshape(-1) for several in derivation.typing.assumed.values() for item in several]
     exchanged = np.unique(np.abs(np.concatenate(arrays))) if arrays else np.zeros(0, dtype=np.int64)
-    held = holdings(model) or {}
+    holdings_by_name = holdings(model) or {}
     typing = derivation.typing
-    exchanged_laws = {law.name for law in laws if held and any(runs_over(leg, typing, exchanged) for leg in law.legs)}
+    exchanged_laws = {
+        law.name for law in laws if holdings_by_name and any(runs_over(leg, typing, exchanged) for leg in law.legs)
+    }
     for item in laws:
         for leg in item.legs:
             # A vector along an exchanged space has no axis that could be cut.
-            if item.name in exchanged_laws and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
-                held[leg.view.parameter] = "replica"
+            if (
+                item.name in exchanged_laws
+                and len(leg.view.shape) == 1
+                and holdings_by_name.get(leg.view.parameter) == "constant"
+            ):
+                holdings_by_name[leg.view.parameter] = "replica"
     local = {
         law.name
         for law in laws
-        if (_can_be_summed(law, held, law.name in exchanged_laws) if held else _is_local(law, typing, exchanged))
+        if (
+            _can_be_summed(law, holdings_by_name, law.name in exchanged_laws)
+            if holdings_by_name
+            else _is_local(law, typing, exchanged)
+        )
     }
     spread = sorted(law.name for law in laws if law.name not in local)
     few = replace(
@@ -70,12 +80,12 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
         symmetries=tuple(law for law in laws if law.name in local),
         dropped=(*laws.dropped, *(Dropped(name, SPREAD) for name in spread)),
     )
-    return few, held
+    return few, holdings_by_name
 
 
-def _can_be_summed(symmetry: Symmetry, held: Mapping[str, Holding], exchanged: bool) -> bool:
+def _can_be_summed(symmetry: Symmetry, holdings: Mapping[str, Holding], exchanged: bool) -> bool:
     """Return whether it is known which legs of a law are added up over processes."""
-    roles = {held.get(leg.view.parameter, "constant") for leg in symmetry.legs}
+    roles = {holdings.get(leg.view.parameter, "constant") for leg in symmetry.legs}
     # Pieces alone in a space that is exchanged may be cut along it, as the classes of a head are.
     return "constant" not in roles and ("replica" in roles or not exchanged)
 

@@ -182,17 +182,17 @@ class _Test:
         suspects = laws.select(lambda law: law.name in refuted)
         standing: dict[str, float] = {}
         for seed in range(POINTS if len(suspects) else 0):
-            here, moved = self.point(seed), [self.point(seed, nudge=NUDGE * factor) for factor in NUDGES]
-            if isinstance(here, str):
+            start, moved = self.point(seed), [self.point(seed, nudge=NUDGE * factor) for factor in NUDGES]
+            if isinstance(start, str):
                 continue
             noise = dict.fromkeys(refuted, 0.0)
             for there in moved:
                 if not isinstance(there, str):
-                    change = {name: there.gradients[name] - gradient for name, gradient in here.gradients.items()}
-                    sizes = _sizes(suspects, _Gradients(here.theta, change, here.precision))
+                    change = {name: there.gradients[name] - gradient for name, gradient in start.gradients.items()}
+                    sizes = _sizes(suspects, _Gradients(start.theta, change, start.precision))
                     noise = {name: max(noise[name], size) for name, size in sizes.items()}
-            size = _sizes(suspects, here)
-            for name, residual in _relative(suspects, here).items():
+            size = _sizes(suspects, start)
+            for name, residual in _relative(suspects, start).items():
                 if residual > limit and not size[name] <= ROUNDING_FACTOR * noise[name]:
                     standing[name] = refuted[name]
         return standing

@@ -43,12 +43,12 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
         # Sharded parameters get other data in every pass, and lose it afterwards.
         yield
         return
-    held = [(p, p.data) for p in model.parameters() if type(p) is nn.Parameter and not p.is_meta]
-    copies = [(p, p.detach().clone()) for p, _ in held if p in REWRITTEN]
+    saved = [(p, p.data) for p in model.parameters() if type(p) is nn.Parameter and not p.is_meta]
+    copies = [(p, p.detach().clone()) for p, _ in saved if p in REWRITTEN]
     try:
         yield
     finally:
-        for parameter, data in held:
+        for parameter, data in saved:
             if parameter.data.data_ptr() != data.data_ptr():
                 parameter.data = data
         for parameter, value in copies:

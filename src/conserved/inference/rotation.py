@@ -136,8 +136,8 @@ class Rotations:
         if value not in self._digests:
             constant = self.typing.program.values[value].constant
             assert constant is not None
-            held = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            digest = hashlib.blake2b(held, digest_size=16).hexdigest()
+            content = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            digest = hashlib.blake2b(content, digest_size=16).hexdigest()
             self._digests[value] = f"{constant.dtype}{tuple(constant.shape)}{digest}"
         return self._digests[value]
 

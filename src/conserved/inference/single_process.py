@@ -185,8 +185,8 @@ def _moves_tensors(function: Any, depth: int = 0) -> bool:
             continue
         if callable(part) and depth < _DEEPEST and _moves_tensors(part, depth + 1):
             return True
-        held = getattr(part, "__dict__", {}).values() if not isinstance(part, FunctionType) else ()
-        flat = [value_ for value in held for value_ in (value.values() if isinstance(value, dict) else (value,))]
+        attributes = getattr(part, "__dict__", {}).values() if not isinstance(part, FunctionType) else ()
+        flat = [value_ for value in attributes for value_ in (value.values() if isinstance(value, dict) else (value,))]
         if any(isinstance(value_, DeviceMesh | dist.ProcessGroup) for value_ in flat):
             return True
     return False

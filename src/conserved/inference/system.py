@@ -187,11 +187,11 @@ class LinearSystem:
             ).tocsr()
             reduced.eliminate_zeros()
             length = np.diff(reduced.indptr)
-            ones = reduced.indptr[:-1][length == 1]
+            single = reduced.indptr[:-1][length == 1]
             twos = reduced.indptr[:-1][length == 2]
             a, b = reduced.data[twos], reduced.data[twos + 1]
-            result = ones.size
-            zero = stands[1 + reduced.indices[ones]]
+            result = single.size
+            zero = stands[1 + reduced.indices[single]]
             self.sets.join(zero, np.zeros_like(zero), 1)
             for sign_of_pair in (1, -1):
                 chosen = twos[a == -sign_of_pair * b]

@@ -43,13 +43,13 @@ class Typing:
     """Parameters that went through an autograd function, or have a hook on a part, before their first use."""
 
 
-def type_program(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
+def type_program(program: CapturedProgram, classes: int | None = None, *, fix_outputs: bool = True) -> Typing:
     """Type a program.
 
     Args:
         program: what was captured.
-        classes: the axis of the outputs that cross-entropy is taken along; without it, outputs are judged by any loss.
-        judged: whether outputs must not move at all. If not, they may move in any way their types allow.
+        classes: the axis of the outputs that cross-entropy is taken along; without it, any loss may follow the outputs.
+        fix_outputs: whether outputs must not move at all. If not, they may move in any way their types allow.
     """
     engine = Engine()
     known: dict[int, Known] = {}
@@ -76,7 +76,7 @@ def type_program(program: CapturedProgram, classes: int | None = None, *, judged
         step = Step(engine, program, Operation("output", (), {}, [], "", ""), known, typing.deferred)
         type_ = step.type(ValueRef(value)) if isinstance(result, ReadPart) else result
         known[value] = type_
-        if not judged:
+        if not fix_outputs:
             continue
         if classes is None:
             engine.zero(type_)

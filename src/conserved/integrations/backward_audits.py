@@ -99,11 +99,11 @@ class BackwardAudits:
             for model in models:
                 self._audit(model)
         finally:
-            for held, gradient in before.items():
+            for p, gradient in before.items():
                 # In place, as autograd itself accumulates: whoever holds the tensor sees the sum.
-                if held.grad is not None:
-                    gradient += held.grad
-                held.grad = gradient
+                if p.grad is not None:
+                    gradient += p.grad
+                p.grad = gradient
 
     def _audit(self, model: nn.Module) -> None:
         __tracebackhide__ = True

@@ -27,9 +27,9 @@ def sinks_of(args: Any) -> list[Sink]:
     return [SampledSink(sink, every) for sink in _sinks_in(set(names), Path(args.output_dir))]
 
 
-def print_alarms(monitor: Monitor, here: bool) -> None:
+def print_alarms(monitor: Monitor, on_this_rank: bool) -> None:
     """Print the alarms of a run at its end, where they are not scrolled away."""
-    if here and monitor.alarms:
+    if on_this_rank and monitor.alarms:
         sys.stderr.write(printable(monitor.summary(), lines=True) + "\n")
 
 

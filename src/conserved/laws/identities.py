@@ -456,9 +456,9 @@ def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype |
         row[: len(sample)] = sample
     np.abs(table, out=table)
     table[~np.isfinite(table)] = 0
-    grains = _half_types(table)
-    coarse = [precision for precision in grains if precision is not None]
-    if not coarse or 2 * len(coarse) < len(grains):
+    precisions = _half_types(table)
+    coarse = [precision for precision in precisions if precision is not None]
+    if not coarse or 2 * len(coarse) < len(precisions):
         return None
     return torch.bfloat16 if torch.bfloat16 in coarse else torch.float16
 

@@ -201,7 +201,7 @@ def _shards_of(unit: FlatUnit) -> Iterator[tuple[tuple[nn.Module, str], FlatShar
 
 
 def _reader(unit: FlatUnit, first: int, last: int) -> Callable[[], Tensor | None]:
-    return lambda: unit.held()[first:last]
+    return lambda: unit.shard()[first:last]
 
 
 def _gradient_reader(unit: FlatUnit, original: Tensor, first: int, last: int) -> Callable[[], Tensor | None]:

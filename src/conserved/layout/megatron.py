@@ -122,12 +122,12 @@ def shared_table_ranks() -> SharedTableRanks | None:
     if group is None or dist.get_rank() not in (group.ranks[0], group.ranks[-1]):
         return None
     data = ParallelGroups.current().data
-    here = (dist.get_rank(),) if data is None else data.ranks
+    ranks = (dist.get_rank(),) if data is None else data.ranks
     # Stages are laid out alike: from one stage to the other all ranks differ by the same number.
     shift = group.ranks[-1] - group.ranks[0]
     if dist.get_rank() == group.ranks[0]:
-        return SharedTableRanks(here, tuple(rank + shift for rank in here))
-    return SharedTableRanks(tuple(rank - shift for rank in here), here)
+        return SharedTableRanks(ranks, tuple(rank + shift for rank in ranks))
+    return SharedTableRanks(tuple(rank - shift for rank in ranks), ranks)
 
 
 def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, ParameterLayout]:

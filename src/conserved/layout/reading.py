@@ -16,7 +16,9 @@ from conserved.layout.megatron import carries_attributes, megatron_layout, stage
 from conserved.layout.table import ModelLayout, ParameterLayout
 
 
-def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[str, str] | None = None) -> ModelLayout:
+def layout_of(
+    model: nn.Module, given: GivenLayout | None = None, holdings: Mapping[str, str] | None = None
+) -> ModelLayout:
     """Return where the pieces of every parameter of a model are.
 
     What is written by hand counts first, then the placements of DTensors, then the attributes of Megatron Core. A plain
@@ -45,9 +47,9 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
     placed = {name: layout for name, p in parameters.items() if (layout := dtensor_layout(p)) is not None}
     placed |= {name: p.placement() for name, p in parameters.items() if isinstance(p, FlatShard)}
     table |= placed
-    if held and world is not None:
+    if holdings and world is not None:
         roles = {"replica": plain, "piece": ParameterLayout(own=(world,)), "constant": ParameterLayout()}
-        table |= {name: roles[word] for name, word in held.items()}
+        table |= {name: roles[word] for name, word in holdings.items()}
     by_hand = given_layout([*parameters], given) if given else {}
     table |= by_hand
     return ModelLayout(
@@ -56,9 +58,9 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[
         joint=marked
         or bool(placed)
         or bool(by_hand)
-        or "piece" in (held or {}).values()
+        or "piece" in (holdings or {}).values()
         or is_linked(parameters.values()),
-        meshes=_joint_processes(parameters, marked=marked, described=bool(by_hand) or bool(held)),
+        meshes=_joint_processes(parameters, marked=marked, described=bool(by_hand) or bool(holdings)),
     )
 
 

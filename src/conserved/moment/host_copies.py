@@ -63,8 +63,10 @@ def to_host(tensors: Sequence[Shaped[Tensor, "..."]]) -> list[NDArray[np.float64
     """Return small tensors on the host in float64. Tensors of one device share one copy, because each copy waits."""
     arrays: dict[int, NDArray[np.float64]] = {}
     for device in {tensor.device for tensor in tensors}:
-        here = {index: tensor for index, tensor in enumerate(tensors) if tensor.device == device}
-        together = torch.cat([tensor.detach().double().flatten() for tensor in here.values()]).cpu().numpy()
-        parts = np.split(together, np.cumsum([tensor.numel() for tensor in here.values()])[:-1])
-        arrays |= {index: part.reshape(tensor.shape) for (index, tensor), part in zip(here.items(), parts, strict=True)}
+        on_device = {index: tensor for index, tensor in enumerate(tensors) if tensor.device == device}
+        together = torch.cat([tensor.detach().double().flatten() for tensor in on_device.values()]).cpu().numpy()
+        parts = np.split(together, np.cumsum([tensor.numel() for tensor in on_device.values()])[:-1])
+        arrays |= {
+            index: part.reshape(tensor.shape) for (index, tensor), part in zip(on_device.items(), parts, strict=True)
+        }
     return [arrays[index] for index in range(len(tensors))]

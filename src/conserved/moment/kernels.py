@@ -59,8 +59,8 @@ def row_sums(
     member = tl.program_id(0) // tiles
     entry = member // BATCH
     rows = (tl.program_id(0) % tiles) * HEIGHT + tl.arange(0, HEIGHT)
-    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED)
-    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED)
+    member_offsets = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED)
+    down = member_offsets + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED)
     aa = tl.zeros((HEIGHT, WIDTH), tl.float32)
     ab = tl.zeros((HEIGHT, WIDTH), tl.float32)
     ac = tl.zeros((HEIGHT, WIDTH), tl.float32)
@@ -185,10 +185,10 @@ def placed_sums(
             count = tl.multiple_of(count, 8)
         else:
             length = tl.multiple_of(length, 8)
-    here = _along(member, batch_inner, batch_far, batch_near, False, MERGED)
+    member_offsets = _along(member, batch_inner, batch_far, batch_near, False, MERGED)
     down = _along(rows, row_inner, row_far, row_near, TURNED, MERGED)
-    a += here + a_begin
-    b += here + b_begin
+    a += member_offsets + a_begin
+    b += member_offsets + b_begin
     shift = tl.load(shifts + number)
     total = tl.zeros((HEIGHT, WIDTH), tl.float32)
     spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
@@ -228,8 +228,8 @@ def outer_products(
     member = tl.program_id(0)
     entry = member // BATCH
     rows = tl.arange(0, HEIGHT)
-    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED)
-    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED)
+    member_offsets = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED)
+    down = member_offsets + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED)
     total = tl.zeros((HEIGHT, HEIGHT), tl.float32)
     spread = tl.zeros((WIDTH,), tl.float32)
     for begin in range(0, COLUMNS, WIDTH):

@@ -63,7 +63,7 @@ class TorchBackend(Backend):
                 return _in_slices(legs, pairs, dtype, -1 if across else -2)
             if across:
                 return torch.stack(_column_sums([leg.mT for leg in legs], pairs, dtype)), None
-            parts = [[(here[i] * here[j]).sum(-1) for i, j in pairs] for here in _slices(legs, -2, pairs, dtype)]
+            parts = [[(piece[i] * piece[j]).sum(-1) for i, j in pairs] for piece in _slices(legs, -2, pairs, dtype)]
             return torch.stack([torch.cat(part, -1) for part in zip(*parts, strict=True)]), None
         cast = [leg.to(dtype) for leg in legs]
         products = [cast[i] * cast[j] for i, j in pairs]
@@ -143,9 +143,9 @@ def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype
     """Return row products and their squares, slice by slice, without forming a whole product."""
     sums: list[list[Tensor]] = [[] for _ in pairs]
     squares: list[list[Tensor]] = [[] for _ in pairs]
-    for here in _slices(legs, along, pairs, dtype):
+    for piece in _slices(legs, along, pairs, dtype):
         for index, (i, j) in enumerate(pairs):
-            product = here[i] * here[j]
+            product = piece[i] * piece[j]
             sums[index].append(product.sum(-1))
             squares[index].append(_square(product))
     joined = [torch.cat(part, -1) if along == -2 else torch.stack(part).sum(0) for part in sums]
@@ -166,12 +166,12 @@ def _column_sums(
         size = max(_STRIPE, min(4 * _STRIPE, _CHUNK // n // _STRIPE * _STRIPE))
     totals: list[Tensor] = []
     for start in range(0, m, size):
-        here = [leg.narrow(-2, start, min(size, m - start)).to(dtype) for leg in legs]
+        pieces = [leg.narrow(-2, start, min(size, m - start)).to(dtype) for leg in legs]
         if not totals:
-            totals = [here[i] * here[j] for i, j in pairs]
+            totals = [pieces[i] * pieces[j] for i, j in pairs]
             continue
         for total, (i, j) in zip(totals, pairs, strict=True):
-            total[..., : here[i].shape[-2], :].addcmul_(here[i], here[j])
+            total[..., : pieces[i].shape[-2], :].addcmul_(pieces[i], pieces[j])
     if len(pairs) > 1 or totals[0].shape[-2] % _STRIPE:
         return [total.sum(-2) for total in totals]
     return [total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2) for total in totals]
@@ -183,13 +183,13 @@ def _device_grams(
     """Use as few launches as possible: where rows are contiguous, all pairs are one product."""
     if across:
         sums: list[Tensor] = []
-        for here in _slices(legs, -1, pairs, dtype):
-            products = [(here[i] * here[j]).sum(-1) for i, j in pairs]
+        for piece in _slices(legs, -1, pairs, dtype):
+            products = [(piece[i] * piece[j]).sum(-1) for i, j in pairs]
             sums = [total + product for total, product in zip(sums, products, strict=True)] if sums else products
         return sums
     parts = []
-    for here in _slices(legs, -2, pairs, dtype):
-        stacked = torch.stack(here, -2)
+    for piece in _slices(legs, -2, pairs, dtype):
+        stacked = torch.stack(piece, -2)
         parts.append(stacked @ stacked.mT)
     grams = parts[0] if len(parts) == 1 else torch.cat(parts, -3)
     return [grams[..., i, j] for i, j in pairs]
@@ -200,7 +200,7 @@ def _dots(
 ) -> Float[Tensor, " pairs *batch 1"]:
     """Return Σ_j a_j b_j, slice by slice."""
     totals: list[Tensor] = []
-    for here in _slices(legs, -1, pairs, dtype):
-        products = [(here[i] @ here[j].mT)[..., 0] for i, j in pairs]
+    for piece in _slices(legs, -1, pairs, dtype):
+        products = [(piece[i] @ piece[j].mT)[..., 0] for i, j in pairs]
         totals = [total + product for total, product in zip(totals, products, strict=True)] if totals else products
     return stack(totals)

@@ -157,15 +157,15 @@ def overall(*statuses: Status) -> Status:
 
 def _figures(contents: Contents) -> Headline:
     verdicts = [item.holds for plot in contents.figures for item in plot.findings if item.holds is not None]
-    held = sum(verdicts)
+    holding = sum(verdicts)
     failed = [item.what for plot in contents.figures for item in plot.findings if item.holds is False]
     sentence = f"measured statements hold, in {counted(len(contents.figures), 'figure')}"
     if contents.trajectories:
         sentence += f" from {contents.trajectories:,} training runs"
-    status = None if not verdicts else Status.VERIFIED if held == len(verdicts) else Status.REFUTED
+    status = None if not verdicts else Status.VERIFIED if holding == len(verdicts) else Status.REFUTED
     return Headline(
         label="Figures",
-        figure=f"{held} of {len(verdicts)}",
+        figure=f"{holding} of {len(verdicts)}",
         sentence=sentence + (f"; not so: {failed[0]}" if failed else ""),
         status=status,
     )

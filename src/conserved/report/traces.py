@@ -144,9 +144,9 @@ def _thin(points: list[tuple[float, float]], most: int = 700) -> list[tuple[floa
 def _as_steps(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Level at each point, with the steps half way between."""
     result: list[tuple[float, float]] = []
-    for here, after in zip(points, [*points[1:], points[-1]], strict=True):
-        middle = (here[0] + after[0]) / 2
-        result += [here, (middle, here[1]), (middle, after[1])]
+    for point, after in zip(points, [*points[1:], points[-1]], strict=True):
+        middle = (point[0] + after[0]) / 2
+        result += [point, (middle, point[1]), (middle, after[1])]
     return result
 
 

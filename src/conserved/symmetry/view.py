@@ -44,8 +44,8 @@ def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
 
     This is the process's own part of a DTensor; a sparse gradient becomes dense.
     """
-    held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
-    return held.to_dense() if held.is_sparse else held
+    result: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    return result.to_dense() if result.is_sparse else result
 
 
 def local_as(tensor: Shaped[Tensor, "..."], like: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."] | None:

@@ -220,15 +220,15 @@ class Ledger:
         )
 
 
-def _side_by_side(held: Sequence[Sums]) -> list[Sums]:
+def _side_by_side(single_sums: Sequence[Sums]) -> list[Sums]:
     """Return batches of the same legs as one, so that what follows is done once for all of them."""
-    if len(held) == 1 or len({(len(sums.plus), len(sums.minus)) for sums in held}) > 1:
-        return list(held)
+    if len(single_sums) == 1 or len({(len(sums.plus), len(sums.minus)) for sums in single_sums}) > 1:
+        return list(single_sums)
 
     def joined(side: str) -> list[Tensor]:
-        return [torch.cat(legs, 1) for legs in zip(*(getattr(sums, side) for sums in held), strict=True)]
+        return [torch.cat(legs, 1) for legs in zip(*(getattr(sums, side) for sums in single_sums), strict=True)]
 
-    return [Sums(held[0].pairs, plus=joined("plus"), minus=joined("minus"), columns=joined("columns"))]
+    return [Sums(single_sums[0].pairs, plus=joined("plus"), minus=joined("minus"), columns=joined("columns"))]
 
 
 def _index(gradient: Sequence[Scalar]) -> int:
@@ -249,20 +249,20 @@ def _combine(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Te
     return torch.zeros_like(forms[0]) if total is None else total
 
 
-def _account_of(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
+def _account_of(kind: Kind, account_sums: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
     """Return the account of batches whose legs all step with the same coefficients."""
     products, weights = kind.products, pairs.weights
-    held = _side_by_side(held)
+    account_sums = _side_by_side(account_sums)
     # h(θ − U) − h(θ) = −2 μ(θ, U) + μ(U, U) needs only the symmetric part of μ, which is what `polar` takes.
-    forms = _cat([products.coordinates(products.polar(sums.signed())) for sums in held], 1)
+    forms = _cat([products.coordinates(products.polar(sums.signed())) for sums in account_sums], 1)
     if kind.linear:
         # A linear law is a signed sum, so its scale is the sum of magnitudes; nothing about it is of second order.
-        absolute = _cat([_add_up(sums.columns) for sums in held], 1)
+        absolute = _cat([_add_up(sums.columns) for sums in account_sums], 1)
         sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
         steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
     else:
         # For a quadratic law, squares of terms give the scale, and Cauchy–Schwarz bounds how fast h can change.
-        spread = _cat([products.squares(sums.unsigned()) for sums in held], 1)
+        spread = _cat([products.squares(sums.unsigned()) for sums in account_sums], 1)
         sizes = spread[0]
         squared = pairs.combined(spread, {"moved": weights.second, "steepness": weights.steepness})
         moved = squared["moved"].sum(-1)

@@ -281,28 +281,28 @@ class Monitor(RunResults):
                 self._audits.begin_pass(*call)
         self._reading += self._now() - began
 
-    def _watch_laws(self, found: LawSet) -> None:
+    def _watch_laws(self, laws: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
         self._signature = signature(self.model)
         self._steps.remember_weights()
         try:
-            found = self._agree_with_ranks(found)
-            self._bind_laws(found)
+            laws = self._agree_with_ranks(laws)
+            self._bind_laws(laws)
         except NotTogetherError as reason:
             for stage in (LAWS, ACCOUNT, AUDIT):
                 self._boundary.turn_off(stage, str(reason))
         else:
-            self._boundary.attempt(AUDIT, self._begin_audits, found)
+            self._boundary.attempt(AUDIT, self._begin_audits, laws)
 
-    def _agree_with_ranks(self, found: LawSet) -> LawSet:
+    def _agree_with_ranks(self, laws: LawSet) -> LawSet:
         """Return the laws that all processes with these parameters have read, about to take the reference together."""
         ranks = layout_with(parts_of(self.model), self._config.layout).joint_ranks if _several_processes() else ()
         if self._agreement is None and len(ranks) > 1 and self._announced is not None:
             self._agreement = RankAgreement(ranks, "laws", self._announced)
         if self._agreement is None:
-            return found
+            return laws
         self._agreement.confirm("reference of laws")
-        return shared_laws(found, self._agreement)
+        return shared_laws(laws, self._agreement)
 
     def _together(self) -> AbstractContextManager[None]:
         """Return a context in which all processes confirm a computation over processes before it runs."""
@@ -319,11 +319,11 @@ class Monitor(RunResults):
             else:
                 self._agreement.withdraw()
 
-    def _bind_laws(self, found: LawSet) -> None:
+    def _bind_laws(self, laws: LawSet) -> None:
         if self._identities is not None:
             self._identities.before_laws()
-        of_process = laws_of_process(self.model, found, self._config.layout)
-        if len(found) and not len(of_process):
+        of_process = laws_of_process(self.model, laws, self._config.layout)
+        if len(laws) and not len(of_process):
             self._boundary.remark(ACCOUNT, f"of no law: {SPREAD}")
             return
         try:
@@ -346,11 +346,11 @@ class Monitor(RunResults):
             if self._within is not None:
                 self._known.watch.before_step(self._within)
 
-    def _begin_audits(self, found: LawSet) -> None:
+    def _begin_audits(self, laws: LawSet) -> None:
         self._audits = Audits(
             self.model,
             self._optimizers,
-            found,
+            laws,
             compiled=self._compiled,
             called=self._called,
             every=self._audit_every,
@@ -473,20 +473,20 @@ class Monitor(RunResults):
         try:
             # A replayed pass is not an evaluation of the loop.
             with self._together(), nullcontext() if self._identities is None else self._identities.paused():
-                found = self._audits.before_step(step)
+                audit = self._audits.before_step(step)
         finally:
             self._auditing += self._now() - began
-        if found is None:
+        if audit is None:
             return
         self._readings |= self._audits.series[-1].readings()
         # Losses in single precision on a double precision model, and autocast that hooks did not see, show in the bits.
-        self._precisions.add(found.precision)
+        self._precisions.add(audit.precision)
         if self._reaches_unused():
             self._let_go_of_objective()
             return
-        alarms = tuple(alarms_of(found, step))
-        if found.clipped is not None:
-            self._clip = found.clipped
+        alarms = tuple(alarms_of(audit, step))
+        if audit.clipped is not None:
+            self._clip = audit.clipped
             self._records.explain(step, later=True)
         elif alarms and self._clip is not None and _largest_repeats(self.model):
             # Gradients of this step are clipped too, though in too few entries to be seen by themselves.
@@ -494,8 +494,8 @@ class Monitor(RunResults):
             return
         if self._stop and alarms:
             self._records.raise_at_once(alarms)
-            raise GradientsDoNotConserveError(found)
-        self._held += self._without_habits(found, alarms)
+            raise GradientsDoNotConserveError(audit)
+        self._held += self._without_habits(audit, alarms)
 
     def _reaches_unused(self) -> bool:
         """Return whether a parameter that the model does not use gets a gradient: from a loss that uses it."""
@@ -504,7 +504,7 @@ class Monitor(RunResults):
         gradients = [p.grad for name, p in self.model.named_parameters() if name in unused] if unused else []
         return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
-    def _without_habits(self, found: Audit, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
+    def _without_habits(self, audit: Audit, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
         """Hold alarms about gradients that the loop itself may change; drop them if it does so in the next audit too.
 
         Noise, centring, compression or projection of gradients break most identities at once, while the backward pass
@@ -512,11 +512,11 @@ class Monitor(RunResults):
         """
         waiting, self._waiting = self._waiting, ()
         before, self._beside = self._beside, frozenset()
-        broken = frozenset(row.name for row in found.failures)
+        broken = frozenset(row.name for row in audit.failures)
         if (
             self._audits is not None
-            and breaks_in_run_alone(found, again=bool(before))
-            and self._audits.untouched(found)
+            and breaks_in_run_alone(audit, again=bool(before))
+            and self._audits.untouched(audit)
         ):
             # A loss that reaches further breaks the same laws in every audit. Flips and bad devices break others, and a
             # factor on one side of an identity comes from no loss.
@@ -529,8 +529,8 @@ class Monitor(RunResults):
                 self._let_go_of_objective()
                 return ()
         unrelated = self._audits is not None and self._audits.unrelated
-        habitual = changes_all_gradients(found) and self._steps.gradients_written() and not unrelated
-        if found.disagreements or not habitual:
+        habitual = changes_all_gradients(audit) and self._steps.gradients_written() and not unrelated
+        if audit.disagreements or not habitual:
             # A loop that means to change gradients does so on all replicas.
             return (*waiting, *alarms)
         # The account takes gradients for those of the pass as well.
@@ -642,7 +642,7 @@ class Monitor(RunResults):
         self._boundary.attempt(AUDIT, self._begin_audits, LawSet(symmetries=()))
 
     def _step(self) -> None:
-        held, self._held = self._held, []
+        alarms, self._held = self._held, []
         if self._spoiled():
             self._steps.foreign = True
         if self._identities is not None and not self._hears_optimizers():
@@ -657,7 +657,7 @@ class Monitor(RunResults):
                 self._records.explain(self.count)
                 self._steps.foreign |= rewritten
             self._records.raise_at_once(self._identities.take_alarms())
-        self._records.raise_at_once(held)
+        self._records.raise_at_once(alarms)
         if self._first is not None:
             self._boundary.attempt(LAWS, self._read_without_call)
         self._steps.note_step_call()
@@ -722,15 +722,15 @@ class Monitor(RunResults):
 
     def _step_readings(self) -> dict[str, Tensor | float]:
         """Return the readings of this step: those of gauges, and those that were noted."""
-        found: dict[str, Tensor | float] = {}
+        readings: dict[str, Tensor | float] = {}
         with torch.no_grad():
             for name, gauge in self._config.gauges.items():
                 value = self._boundary.attempt(f"reading {name}", gauge)
                 if value is not None:
-                    found[name] = value
-        found |= self._readings
+                    readings[name] = value
+        readings |= self._readings
         self._readings = {}
-        return found
+        return readings
 
     def _take_times(self) -> None:
         """Take the times of the step, and put hooks on the next one if it is looked at."""
@@ -898,8 +898,8 @@ def _half_of(budget: TimeBudget) -> float:
 def _largest_repeats(model: nn.Module) -> bool:
     """Return whether several entries of gradients have the largest magnitude, as clipping by value leaves them."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse and p.grad.numel()]
-    largest = max((float(one.abs().max()) for one in gradients), default=0.0)
-    return sum(int((one.abs() == largest).sum()) for one in gradients) > 1
+    largest = max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
+    return sum(int((gradient.abs() == largest).sum()) for gradient in gradients) > 1
 
 
 def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

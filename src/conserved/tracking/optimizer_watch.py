@@ -290,15 +290,15 @@ class OptimizerWatch:
         parameter, update = step.parameter, watched.rule.update(step)
         if watched.skipped is not None:
             return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes), ()
-        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, **step.state}
-        expansion = Expansion.of(parameter, update, causes=causes, held={*map(id, held.values())})
-        role_of = {id(tensor): role for role, tensor in {**held, "made": step.made}.items()}
+        tensors: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, **step.state}
+        expansion = Expansion.of(parameter, update, causes=causes, held={*map(id, tensors.values())})
+        role_of = {id(tensor): role for role, tensor in {**tensors, "made": step.made}.items()}
         return expansion, tuple(role_of[origin] for origin in expansion.origins) if watched.rule.uniform else ()
 
     def _counts(self, watched: _Watched, names: Sequence[str], stored: Sequence[Any]) -> list[float | None]:
         """Return the number of steps of each parameter, as far as it is known without waiting for a device."""
-        here = {*map(type, stored)} == {Tensor} and not any(map(remote, stored))
-        if here and all(count.numel() == 1 for count in stored):
+        readable = {*map(type, stored)} == {Tensor} and not any(map(remote, stored))
+        if readable and all(count.numel() == 1 for count in stored):
             return [*map(float, stored)]
         return [self._count(watched, name) for name in names]
 

@@ -70,6 +70,6 @@ def _common_names(records: Sequence[str]) -> str:
     """Return by parameters the names of the laws that all processes with these have."""
     common: dict[str, list[str]] = {}
     for parameters, names in map(json.loads, records):
-        here = {*names}
-        common[parameters] = [name for name in common.get(parameters, names) if name in here]
+        own = {*names}
+        common[parameters] = [name for name in common.get(parameters, names) if name in own]
     return json.dumps(common)

@@ -48,7 +48,7 @@ class RunRecords:
         self._config, self._boundary, self._kept = config, boundary, records
         self._account: LawAccount | None = None
         self._transfer = self._lawless = Transfer((), [])
-        self._parts, self._said = 1, ""
+        self._parts, self._recorded_conditions = 1, ""
         self._explained: set[int] = set()
         """Steps of which there is a reason for what the account leaves over."""
         self._explained_from = math.inf
@@ -156,8 +156,8 @@ class RunRecords:
                 elif sink.dropped:
                     self._boundary.remark(_stage(sink), "records are dropped, because it does not keep up")
         conditions = "; ".join(map(str, self._boundary.conditions))
-        if conditions != self._said and self.started:
-            self._said = conditions
+        if conditions != self._recorded_conditions and self.started:
+            self._recorded_conditions = conditions
             for sink in self._sinks:
                 self._boundary.attempt(_stage(sink), sink.note_state, conditions)
 

@@ -248,5 +248,5 @@ class RunResults:
         The laws hold some, and so do copies of parameters that an optimizer's rule asks for.
         """
         watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        held = {"laws": 0, "copies": 0} if self._lawless else self._account.memory()
-        return held | {"parameters": watched}
+        bytes_held = {"laws": 0, "copies": 0} if self._lawless else self._account.memory()
+        return bytes_held | {"parameters": watched}

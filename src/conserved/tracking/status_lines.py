@@ -95,11 +95,11 @@ def _percent(share: float) -> str:
 
 def _precision(model: nn.Module, autocast: Iterable[torch.dtype]) -> list[str]:
     """Return the precisions other than float32 that the run computes in, and whose choice they are."""
-    cast = [f"{_SHORT.get(one, _name(one))} by autocast" for one in sorted(autocast, key=str)]
+    cast = [f"{_SHORT.get(dtype, _name(dtype))} by autocast" for dtype in sorted(autocast, key=str)]
     stored = {p.dtype for p in model.parameters() if p.dtype.is_floating_point} - {torch.float32}
     coarse = [name for name, b in model.named_buffers() if b.dtype in _SHORT and not stored.issuperset({b.dtype})]
     cast += [f"buffers in {_SHORT[model.get_buffer(coarse[0]).dtype]}: {name_tensors(coarse, 2)}"] if coarse else []
-    return cast + [f"{_SHORT.get(one, _name(one))} parameters" for one in sorted(stored, key=str)]
+    return cast + [f"{_SHORT.get(dtype, _name(dtype))} parameters" for dtype in sorted(stored, key=str)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -137,11 +137,11 @@ def _unusual(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
 
 
 def _trained(model: nn.Module, optimizers: list[Optimizer]) -> str:
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    optimized = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     every = list(model.parameters())
     trained = [p for p in every if p.requires_grad]
     names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
-    count = sum(id(p) in held for p in trained)
+    count = sum(id(p) in optimized for p in trained)
     holds = f"{names} holds {'all' if count == len(trained) else count}"
     return f"trains {len(trained)} of {len(every)} tensors, {holds}"
 
@@ -158,11 +158,11 @@ def _tied(model: nn.Module) -> list[str]:
 def _decayed(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
     """Return the gains and biases that weight decay shrinks, which most recipes leave out."""
     vectors = {id(p) for p in model.parameters() if p.ndim < 2 and p.requires_grad}
-    found = Counter(
+    counts = Counter(
         id(p) in vectors
         for optimizer in optimizers
         for group in optimizer.param_groups
         if group.get("weight_decay")
         for p in group["params"]
     )
-    return [f"weight decay on {found[True]} norms and biases"] if found[True] else []
+    return [f"weight decay on {counts[True]} norms and biases"] if counts[True] else []

@@ -135,17 +135,17 @@ class StepWatch:
             return False
         if not self._accumulated or self.gradients_assigned():
             return True
-        held = [p for p in self._held() if p.grad is not None]
+        with_gradient = [p for p in self._held() if p.grad is not None]
         # Every gradient was added to as often as those that are followed.
         versions = {version for _, version in self._accumulated.values()}
-        matrices = [p.grad for p in held if p.grad is not None and p.ndim > 1]
+        matrices = [p.grad for p in with_gradient if p.grad is not None and p.ndim > 1]
         return 2 * sum(version_of(gradient) not in versions for gradient in matrices) > len(matrices)
 
     def gradients_assigned(self) -> bool:
         """Return whether half of the gradients are other tensors than the last backward pass wrote: `p.grad = ...`."""
-        held = [p for p in self._held() if p.grad is not None and id(p) in self._accumulated]
-        assigned = sum(id(p.grad) != self._accumulated[id(p)][0] for p in held)
-        return assigned > 1 and 2 * assigned >= len(held)
+        with_gradient = [p for p in self._held() if p.grad is not None and id(p) in self._accumulated]
+        assigned = sum(id(p.grad) != self._accumulated[id(p)][0] for p in with_gradient)
+        return assigned > 1 and 2 * assigned >= len(with_gradient)
 
     def note_step_call(self) -> None:
         """Handle a call of `Monitor.step()`; remember the gradients if no optimizer has stepped."""

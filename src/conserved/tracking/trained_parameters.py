@@ -45,11 +45,11 @@ def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Sign
     Returns:
         The alarm; None if the optimizers hold parameters of the model only, or do not hold all of them.
     """
-    had, has = {key for key, *_ in before}, {id(p) for p in model.parameters()}
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    orphans = (had - has) & held
+    before_ids, present_ids = {key for key, *_ in before}, {id(p) for p in model.parameters()}
+    optimized = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    orphans = (before_ids - present_ids) & optimized
     # Parameters that nobody trains are reported by `HeldParameters`, once for one defect.
-    if not orphans or any(p.requires_grad and id(p) not in held for p in model.parameters()):
+    if not orphans or any(p.requires_grad and id(p) not in optimized for p in model.parameters()):
         return None
     message = (
         f"The optimizer steps {len(orphans)} tensor{'s' if len(orphans) > 1 else ''} that the model does not have "

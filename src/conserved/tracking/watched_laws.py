@@ -38,14 +38,14 @@ class Selection:
         model: nn.Module, optimizers: Sequence[Optimizer], laws: LawSet, where: Where | None, *, with_impostors: bool
     ) -> Selection:
         """Return laws that `where` selects and all of whose parameters some optimizer steps."""
-        held = {
+        optimized = {
             id(parameter)
             for optimizer in optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        theta = _bind(model, laws, held)
-        outside = {name for name, parameter in theta.items() if id(parameter) not in held}
+        theta = _bind(model, laws, optimized)
+        outside = {name for name, parameter in theta.items() if id(parameter) not in optimized}
         wanted = laws.select(selector(where))
         stepped = wanted.select(lambda symmetry: not outside & set(symmetry.parameters))
         left_out = laws.dropped + tuple(
@@ -54,7 +54,7 @@ class Selection:
             if outside & set(symmetry.parameters)
         )
         if not len(stepped):
-            raise NoLawError(_why_none(model, laws, wanted, held))
+            raise NoLawError(_why_none(model, laws, wanted, optimized))
         false = stepped.baselines().symmetries if with_impostors else ()
         return Selection(
             laws=LawSet(symmetries=(*stepped, *false), parameters=theta, dropped=left_out),
@@ -63,7 +63,7 @@ class Selection:
         )
 
 
-def _bind(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
+def _bind(model: nn.Module, laws: LawSet, optimized: set[int]) -> dict[str, Tensor]:
     """Return the tensors of the laws: their own if an optimizer steps them, else the model's of the same name.
 
     Sharding a model replaces its parameters, and laws that were read off before hold the old ones.
@@ -73,7 +73,7 @@ def _bind(model: nn.Module, laws: LawSet, held: set[int]) -> dict[str, Tensor]:
     for symmetry in laws:
         for name in symmetry.parameters:
             parameter = laws.parameters.get(name)
-            if parameter is None or id(parameter) not in held:
+            if parameter is None or id(parameter) not in optimized:
                 parameter = own.get(name, parameter)
             if parameter is None:
                 raise ValueError(f"{symmetry.name} refers to parameter {name}, which is not in the model.")
@@ -119,12 +119,12 @@ def optimizers_of(given: Any) -> list[Optimizer]:
     return list(by_id.values())
 
 
-def _why_none(model: nn.Module, laws: LawSet, wanted: LawSet, held: set[int]) -> str:
+def _why_none(model: nn.Module, laws: LawSet, wanted: LawSet, optimized: set[int]) -> str:
     """Say why no law is left to watch: the first of the reasons that rules all others out."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return "the model has no parameters that are trained"
-    if not any(id(parameter) in held for parameter in model.parameters()):
+    if not any(id(parameter) in optimized for parameter in model.parameters()):
         return (
             "the optimizer holds none of this model's parameters. Was it built before the model was replaced, or does "
             "it keep copies of its own?"

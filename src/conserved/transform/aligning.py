@@ -144,17 +144,17 @@ def _by_rotations(goal: Tensors, start: Tensors, gauge: GaugeFreedom, every: Seq
     if not gauge.rotations:
         return []
     ends = [fix_scales(Weights(weights), gauge.exact) for weights in (goal, start)]
-    there, here = ({name: end.read(name) for name in goal} for end in ends)
+    there, own = ({name: end.read(name) for name in goal} for end in ends)
     steps = list(ends[1].steps)
     others = [s for s in gauge.exact if not is_gain(s)] + gauge.still_exchanged
     for symmetry in gauge.rotations:
         moved = {name for other in others for name in other.parameters}
         still = tuple(leg for leg in symmetry.legs if leg.view.parameter not in moved)
-        element = nearest(replace(symmetry, legs=still or symmetry.legs), there, here)
+        element = nearest(replace(symmetry, legs=still or symmetry.legs), there, own)
         assert element is not None
-        act_on(symmetry, element, here)
+        act_on(symmetry, element, own)
         steps.append((symmetry, element))
-    fixed = _go_round(there, here, [*others, *gauge.rotations], steps)
+    fixed = _go_round(there, own, [*others, *gauge.rotations], steps)
     return [_undo_steps(goal, fixed.work, fixed.steps, ends[0].steps, every)]
 
 

@@ -25,9 +25,9 @@ def _embedding(s: Step) -> Known:
     """Return rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
     table, index = s.arg(0), s.arg(1)
     padding = s.arg(2, "padding_idx", -1)
-    shape, places = s.shape(table), s.shape(index)
+    shape, index_shape = s.shape(table), s.shape(index)
     known = s.raw(table)
-    move = Renumber((None, *range(len(places), len(places) + len(shape) - 1)))
+    move = Renumber((None, *range(len(index_shape), len(index_shape) + len(shape) - 1)))
     if isinstance(known, ReadPart):
         sizes = shape[1:]
         dims = [dim + 1 for dim in range(len(sizes))]
@@ -40,21 +40,21 @@ def _embedding(s: Step) -> Known:
         if constant is None or bool(constant.any()):
             s.engine.zero(known)
     level = s.engine.uniform(known.factors, [0])
-    return look_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(places)))
+    return look_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(index_shape)))
 
 
-def look_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
+def look_up(s: Step, source: Type, move: Renumber, index_dims: frozenset[int]) -> Type:
     """Return a type after its first axis was looked up by an index that varies along `places`."""
     shifts, images = [], []
     for shift in source.shifts:
         if 0 in shift.dims:
-            varies = frozenset(new for dim in shift.dims if dim for new in move.carry(dim)) | places
+            varies = frozenset(new for dim in shift.dims if dim for new in move.carry(dim)) | index_dims
             images.append(Image(s.engine.key(), varies, distinct(shift.atoms)))
         else:
             shifts.append(move.field(shift))
     for image in source.images:
         varies = frozenset(new for dim in image.varies if dim for new in move.carry(dim))
-        images.append(Image(s.engine.key(), varies | (places if 0 in image.varies else frozenset()), image.atoms))
+        images.append(Image(s.engine.key(), varies | (index_dims if 0 in image.varies else frozenset()), image.atoms))
     return Type(tuple(move.field(factor) for factor in source.factors), tuple(shifts), tuple(images), source.zero)
 
 
@@ -95,22 +95,22 @@ def _index(s: Step) -> Known:
     together = used == list(range(used[0], used[-1] + 1))
     width = len(s.out) - (len(shape) - len(used))
     start = used[0] if together else 0
-    places: list[int | None] = []
+    axes: list[int | None] = []
     for dim in range(len(shape)):
         if dim in used:
-            places.append(None)
+            axes.append(None)
         else:
             before = len([d for d in range(dim) if d not in used])
-            places.append(before if before < start else before + width)
-    return Renumber(tuple(places)).type(Type(tuple(factors), type_.shifts, type_.images, type_.zero))
+            axes.append(before if before < start else before + width)
+    return Renumber(tuple(axes)).type(Type(tuple(factors), type_.shifts, type_.images, type_.zero))
 
 
 def compress(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
     """Return entries where a mask is set, in a row: nothing may depend on the masked axes."""
     factors = s.engine.uniform(type_.factors, covered)
     start = covered[0]
-    places = [dim if dim < start else None if dim in covered else dim - len(covered) + 1 for dim in range(count)]
-    move = Renumber(tuple(places))
+    axes = [dim if dim < start else None if dim in covered else dim - len(covered) + 1 for dim in range(count)]
+    move = Renumber(tuple(axes))
     shifts = []
     images = list(type_.images)
     for shift in type_.shifts:
@@ -129,15 +129,15 @@ def compress(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
 
 def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
     """Return x[:, …, index]: a table looked up along one axis."""
-    shape, places = s.shape(x), s.shape(index)
+    shape, index_shape = s.shape(x), s.shape(index)
     constant = s.constant(index)
-    if constant is not None and len(places) == 1 and isinstance(known, Type | ReadPart):
+    if constant is not None and len(index_shape) == 1 and isinstance(known, Type | ReadPart):
         return take(s, x, dim, at_array(constant.numpy(), shape[dim]))
-    width = len(places)
+    width = len(index_shape)
     axes = tuple(d if d < dim else None if d == dim else d + width - 1 for d in range(len(shape)))
     move = Renumber(axes)
     real = tuple(dim + n for n in range(width))
-    slots_dims, slots = tidy(real, np.arange(prod(places)).reshape(places))
+    slots_dims, slots = tidy(real, np.arange(prod(index_shape)).reshape(index_shape))
     virtual = Virtual(origin_of(s, index) + 1_000_000_000, slots_dims, slots)
 
     def read_field(field: Field) -> Field:
@@ -326,8 +326,8 @@ def _index_put(s: Step) -> Known:
     offset = width + len(shape) - depth - len(s.shape(source))
     given = Renumber(tuple(d + offset for d in range(len(s.shape(source))))).type(given)
     given = Type(tuple(s.engine.uniform(given.factors, list(range(width)))), zero=given.zero)
-    places = [None] * width + [d + depth for d in range(len(shape) - depth)]
-    given = Renumber(tuple(places)).type(given)
+    axes = [None] * width + [d + depth for d in range(len(shape) - depth)]
+    given = Renumber(tuple(axes)).type(given)
     before = Type(tuple(s.engine.uniform(before.factors, list(range(depth)))), zero=before.zero)
     return add(s.engine, before, given)
 

@@ -277,11 +277,11 @@ def _positions(base: Any, view: Any) -> np.ndarray | None:
             result = result + grid[axis] * jump
         return result
 
-    held = places(shape, strides, offset).reshape(-1)
-    order = np.argsort(held)
+    flat_positions = places(shape, strides, offset).reshape(-1)
+    order = np.argsort(flat_positions)
     wanted = places(target, steps, start)
-    slot = np.searchsorted(held[order], wanted.reshape(-1))
-    if (slot >= held.size).any() or (held[order][slot] != wanted.reshape(-1)).any():
+    slot = np.searchsorted(flat_positions[order], wanted.reshape(-1))
+    if (slot >= flat_positions.size).any() or (flat_positions[order][slot] != wanted.reshape(-1)).any():
         return None
     return order[slot].reshape(wanted.shape)
 

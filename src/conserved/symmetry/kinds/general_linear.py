@@ -127,8 +127,8 @@ class GeneralLinear(Kind):
             values_q, vectors_q = torch.linalg.eigh(q)
             sums = values_q[:, None] + values_p[None, :]
             step = vectors_q @ ((vectors_q.mT @ r @ vectors_p) / (sums + 1e-12 * sums.max() + 1e-300)) @ vectors_p.mT
-            size, here = 1.0, cost(g)
-            while size > 1e-6 and not cost(torch.linalg.matrix_exp(size * step) @ g) < here:
+            size, current = 1.0, cost(g)
+            while size > 1e-6 and not cost(torch.linalg.matrix_exp(size * step) @ g) < current:
                 size /= 2
             if size <= 1e-6 or float(step.abs().max()) < 1e-12:
                 break

@@ -333,14 +333,14 @@ def _effective_mode(structure: ModelStructure, *, declared: bool) -> bool:
 
 def _deliberately_switched(structure: ModelStructure) -> set[int]:
     """Return layers in eval mode that belong to a frozen part, or whose own parent and siblings train."""
-    found: set[int] = set()
+    switched: set[int] = set()
     for parent in structure.modules:
         parameters = list(parent.parameters())
         if not parent.training and parameters and not any(p.requires_grad for p in parameters):
-            found.update(id(m) for m in parent.modules())
+            switched.update(id(m) for m in parent.modules())
         elif parent.training:
-            found.update(id(m) for m in parent.children() if isinstance(m, _NORMS) and not m.training)
-    return found
+            switched.update(id(m) for m in parent.children() if isinstance(m, _NORMS) and not m.training)
+    return switched
 
 
 def _is_sensitive(module: nn.Module) -> bool:

@@ -101,8 +101,8 @@ class EqualReplicas(StepIdentity):
         self._buffer_names: list[str] = []
         self._mode: dict[str, str] = {}
         """Mode and autocast of the last pass with gradients."""
-        self._said_mode = False
-        self._said_inputs = self._noted_apart = False
+        self._reported_mode = False
+        self._reported_inputs = self._noted_apart = False
         self._holders: dict[str, set[int]] = {}
         """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
 
@@ -139,7 +139,7 @@ class EqualReplicas(StepIdentity):
         """Take fingerprints of the gradients that are about to be used."""
         self._received |= step.differentiable
         if self._exchange is not None and self._due(step) and not self._inputs:
-            self._inputs = fingerprints([one for one in step.inputs if one.numel() > 1]).tolist()
+            self._inputs = fingerprints([tensor for tensor in step.inputs if tensor.numel() > 1]).tolist()
         if self._exchange is None or not self._due(step):
             return
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -294,8 +294,11 @@ class EqualReplicas(StepIdentity):
             return
         differing = [
             name
-            for name, one, other in zip(self._names, own["sums"], theirs["sums"], strict=True)
-            if name in moved and one[0] and other[0] and math.dist(one, other) > _ROUNDING * max(one[0], other[0])
+            for name, own_sums, their_sums in zip(self._names, own["sums"], theirs["sums"], strict=True)
+            if name in moved
+            and own_sums[0]
+            and their_sums[0]
+            and math.dist(own_sums, their_sums) > _ROUNDING * max(own_sums[0], their_sums[0])
         ]
         if differing:
             yield self._finding("gradients", differing, rank, number, own)
@@ -361,9 +364,9 @@ class EqualReplicas(StepIdentity):
         """Report data-parallel processes whose passes differ in mode or autocast."""
         replicas = _wrapper(step.called) is not None or (self._equal_start is True and not theirs["received"])
         apart = [key for key, value in own["mode"].items() if theirs["mode"].get(key, value) != value]
-        if not replicas or not apart or self._said_mode:
+        if not replicas or not apart or self._reported_mode:
             return
-        self._said_mode = True
+        self._reported_mode = True
         assert self._exchange is not None
         key, ranks = apart[0], tuple(sorted((self._exchange.rank, rank)))
         values = {self._exchange.rank: own["mode"][key], rank: theirs["mode"][key]}
@@ -384,9 +387,9 @@ class EqualReplicas(StepIdentity):
         """Report data-parallel processes that run the same batches, two different ones in a row."""
         same = bool(own["inputs"]) and theirs["inputs"] == own["inputs"]
         row = self._shared[rank] = [*self._shared.get(rank, []), own["inputs"]][-2:] if same else []
-        if _wrapper(step.called) is None or self._said_inputs or len(row) < 2 or row[0] == row[1]:
+        if _wrapper(step.called) is None or self._reported_inputs or len(row) < 2 or row[0] == row[1]:
             return
-        self._said_inputs = True
+        self._reported_inputs = True
         assert self._exchange is not None
         ranks = tuple(sorted((self._exchange.rank, rank)))
         step.report(
@@ -513,7 +516,7 @@ def _is_network(step: TrainingStep, names: list[str], own: dict[str, Any], every
     if len(step.optimizers) < 2:
         return False
     known = step.names()
-    graded = {name for name, one in zip(every, own["gradients"], strict=True) if one}
+    graded = {name for name, has_gradient in zip(every, own["gradients"], strict=True) if has_gradient}
     parts = {name.partition(".")[0] for name in names}
     return {name for name in graded if name.partition(".")[0] in parts} == set(names) and any(
         {known.get(id(p), "") for p in grouped_parameters(optimizer)} & graded == set(names)

@@ -54,11 +54,11 @@ class GradientReach(StepIdentity):
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         count = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
-        held = {id(p) for p in grouped_parameters(optimizer)}
+        optimized = {id(p) for p in grouped_parameters(optimizer)}
         if count == 1:
-            self._suspect(step, held)
+            self._suspect(step, optimized)
         elif count == 2:
-            self._decide(step, optimizer, held)
+            self._decide(step, optimizer, optimized)
         self._follow(step, optimizer)
 
     def close(self, step: TrainingStep) -> None:
@@ -66,18 +66,18 @@ class GradientReach(StepIdentity):
             handle.remove()
         self._handles.clear()
 
-    def _suspect(self, step: TrainingStep, held: set[int]) -> None:
+    def _suspect(self, step: TrainingStep, optimized: set[int]) -> None:
         owners = {id(p): m for m in step.model.modules() for p in m.parameters(recurse=False)}
-        trained = [(name, p) for name, p in step.structure.parameters.items() if p.requires_grad and id(p) in held]
-        found = {id(p): (name, p, owners[id(p)]) for name, p in trained if p.grad is None}
-        if len(found) == len(trained):
+        trained = [(name, p) for name, p in step.structure.parameters.items() if p.requires_grad and id(p) in optimized]
+        missing = {id(p): (name, p, owners[id(p)]) for name, p in trained if p.grad is None}
+        if len(missing) == len(trained):
             # Nothing has a gradient: the step itself is at fault, not a part of the model.
             return
-        self._suspects |= found
-        if found:
-            step.notes.append(f"no gradient for {name_tensors([name for name, _, _ in found.values()], 2)}")
+        self._suspects |= missing
+        if missing:
+            step.notes.append(f"no gradient for {name_tensors([name for name, _, _ in missing.values()], 2)}")
         hook = Hook(Boundary(logs=False), "reach", self._note)
-        for module in {id(m): m for _, _, m in found.values()}.values():
+        for module in {id(m): m for _, _, m in missing.values()}.values():
             self._handles.append(module.register_forward_hook(hook))
 
     def _follow(self, step: TrainingStep, optimizer: Optimizer) -> None:
@@ -85,8 +85,8 @@ class GradientReach(StepIdentity):
         parameters = [p for p in grouped_parameters(optimizer) if p.requires_grad]
         with_gradient = [p for p in parameters if p.grad is not None]
         for p in with_gradient:
-            had = self._had.get(id(p), 0)
-            self._had[id(p)] = had + 1 if had >= 0 else had
+            former_count = self._had.get(id(p), 0)
+            self._had[id(p)] = former_count + 1 if former_count >= 0 else former_count
         lost = [p for p in parameters if p.grad is None and self._had.get(id(p), 0) >= _SEEN]
         for p in parameters:
             if p.grad is None and self._had.get(id(p), 0) < _SEEN:
@@ -132,13 +132,13 @@ class GradientReach(StepIdentity):
             if not torch.is_grad_enabled():
                 self._disabled.add(id(module))
 
-    def _decide(self, step: TrainingStep, optimizer: Optimizer, held: set[int]) -> None:
+    def _decide(self, step: TrainingStep, optimizer: Optimizer, optimized: set[int]) -> None:
         suspects, self._suspects = self._suspects, {}
         self.close(step)
         ran = [
             (name, p, module)
             for key, (name, p, module) in suspects.items()
-            if key in held and p.grad is None and p.requires_grad and id(module) in self._ran
+            if key in optimized and p.grad is None and p.requires_grad and id(module) in self._ran
         ]
         disabled = [row for row in ran if id(row[2]) in self._disabled]
         entries = sum(p.numel() for p in grouped_parameters(optimizer))

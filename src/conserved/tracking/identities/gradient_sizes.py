@@ -67,11 +67,11 @@ class GradientSizes(StepIdentity):
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if not step.thorough:
             return
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
         rows = [
             (name, p.grad)
             for name, p in step.structure.parameters.items()
-            if id(p) in held and p.grad is not None and is_plain(p.grad)
+            if id(p) in optimized and p.grad is not None and is_plain(p.grad)
         ]
         if rows:
             names = [name for name, _ in rows]

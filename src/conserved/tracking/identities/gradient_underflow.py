@@ -49,8 +49,8 @@ class GradientUnderflow(StepIdentity):
             for name, p in step.structure.parameters.items()
             if p.grad is not None and p.ndim > 1 and is_plain(p.grad) and local(p.grad).numel()
         ]
-        held = {id(p) for p in grouped_parameters(optimizer)}
-        if pairs and any(id(p) in held for p in step.structure.parameters.values()):
+        optimized = {id(p) for p in grouped_parameters(optimizer)}
+        if pairs and any(id(p) in optimized for p in step.structure.parameters.values()):
             names = [name for name, _ in pairs]
             numbers = torch.stack([_typical(local(g.detach())) for _, g in pairs])
             step.read(numbers, lambda arrived: self._judge(names, arrived))

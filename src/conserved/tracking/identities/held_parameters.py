@@ -102,7 +102,7 @@ class HeldParameters(StepIdentity):
         if signature == self._signature:
             return
         first, self._signature = self._signature is None, signature
-        held = {id(p) for p in groups}
+        optimized = {id(p) for p in groups}
         self._unregistered = {name for key, (name, _) in own.items() if key not in registered}
         self._idle = sum(id(p) not in own and p.grad is None for p in groups)
         if self._idle and self._idle < len(groups):
@@ -114,7 +114,7 @@ class HeldParameters(StepIdentity):
         self._open = [
             (name, p, _some(p).clone())
             for key, (name, p) in own.items()
-            if key not in held
+            if key not in optimized
             and p.is_leaf
             and p.grad is not None
             and is_plain(p)
@@ -250,9 +250,9 @@ def _held_anywhere(step: TrainingStep) -> set[int]:
 
     Only asked if a tensor seems to be trained by nobody, because it looks at every object.
     """
-    held: set[int] = set()
+    optimized: set[int] = set()
     for each in gc.get_objects():
         # By type: `isinstance` asks proxies, which may raise.
         if issubclass(type(each), Optimizer) and hasattr(each, "param_groups"):
-            held |= {id(p) for p in grouped_parameters(each)}
-    return held
+            optimized |= {id(p) for p in grouped_parameters(each)}
+    return optimized

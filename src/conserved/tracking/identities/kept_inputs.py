@@ -69,8 +69,8 @@ class KeptInputs(StepIdentity):
     def after_step(self, step: TrainingStep) -> None:
         """Remark on a run whose first steps all have the same batch, or have large inputs."""
         if step.number == 1:
-            sampled = [one for one in step.batches if one.is_floating_point() and on_host(one)]
-            largest = max((float(one.abs().max()) for one in sampled), default=0.0)
+            sampled = [batch for batch in step.batches if batch.is_floating_point() and on_host(batch)]
+            largest = max((float(batch.abs().max()) for batch in sampled), default=0.0)
             if largest > _LARGE:
                 step.notes.append(f"inputs are as large as {largest:.3g}")
         if step.number <= _ALIKE and len(step.batches) == 1:

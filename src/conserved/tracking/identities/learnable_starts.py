@@ -35,11 +35,11 @@ class LearnableStarts(StepIdentity):
         count = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if count > _STEPS:
             return
-        held = {id(p) for p in grouped_parameters(optimizer)}
+        optimized = {id(p) for p in grouped_parameters(optimizer)}
         rows = [
             (name, local(p.detach()), local(p.grad.detach()))
             for name, p in step.structure.parameters.items()
-            if id(p) in held and p.grad is not None and is_plain(p) and is_plain(p.grad)
+            if id(p) in optimized and p.grad is not None and is_plain(p) and is_plain(p.grad)
         ]
         rows = [(name, p, g) for name, p, g in rows if p.ndim > 1 and p.shape[0] > 1 and p.numel() > p.shape[0]]
         if rows:

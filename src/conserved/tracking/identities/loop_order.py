@@ -90,7 +90,7 @@ class LoopOrder(StepIdentity):
         self._rateless: dict[int, int] = {}
         self._rates: dict[int, float] = {}
         """By optimizer, the largest rate of its last step."""
-        self._said: set[int] = set()
+        self._reported: set[int] = set()
         """Schedulers that something was said of."""
         self._advance: dict[int, int] = {}
         self._gradients: tuple[int, ...] = ()
@@ -133,8 +133,8 @@ class LoopOrder(StepIdentity):
 
     def _look_at_attack(self, step: TrainingStep) -> None:
         """Remark that a pass for the gradient of its inputs has left gradients of weights to a pass without."""
-        held = (p for optimizer in step.optimizers for p in grouped_parameters(optimizer))
-        if not any(x.requires_grad for x in step.inputs) and any(p.grad is not None for p in held):
+        optimized = (p for optimizer in step.optimizers for p in grouped_parameters(optimizer))
+        if not any(x.requires_grad for x in step.inputs) and any(p.grad is not None for p in optimized):
             self._noted_attack = True
             step.notes.append("a pass whose inputs need a gradient, as of an attack, is part of the step's gradient")
 
@@ -375,14 +375,17 @@ class LoopOrder(StepIdentity):
 
     def _scaler(self, step: TrainingStep) -> Any:
         scalers = [] if step.objects is None else [ref() for ref in step.objects.scalers]
-        return next((one for one in scalers if one is not None and one.is_enabled() and one._scale is not None), None)
+        return next(
+            (scaler for scaler in scalers if scaler is not None and scaler.is_enabled() and scaler._scale is not None),
+            None,
+        )
 
     def _look_at_schedulers(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report a scheduler that advances, of an optimizer that holds this model and does not step."""
         if not objects.schedulers:
             return
         own = {id(optimizer) for optimizer in step.optimizers}
-        held = step.held() | {id(p) for p in step.structure.parameters.values()}
+        optimized = step.optimized_ids() | {id(p) for p in step.structure.parameters.values()}
         for index, reference in enumerate(objects.schedulers):
             scheduler = reference()
             other = getattr(scheduler, "optimizer", None)
@@ -392,7 +395,7 @@ class LoopOrder(StepIdentity):
             before = self._advance.get(index)
             self._advance[index] = count
             idle = not any(state for state in other.state.values())
-            if before is not None and count > before and idle and parameter_ids(other) & held:
+            if before is not None and count > before and idle and parameter_ids(other) & optimized:
                 step.report(
                     StepFinding(
                         code="rate",
@@ -405,10 +408,10 @@ class LoopOrder(StepIdentity):
 
     def _look_past_end(self, step: TrainingStep, index: int, scheduler: Any) -> None:
         """Report a cosine schedule that was called more often than its half period has steps."""
-        if type(scheduler) is not torch.optim.lr_scheduler.CosineAnnealingLR or index in self._said:
+        if type(scheduler) is not torch.optim.lr_scheduler.CosineAnnealingLR or index in self._reported:
             return
         if scheduler.last_epoch > max(_PAST_END * scheduler.T_max, scheduler.T_max + 1):
-            self._said.add(index)
+            self._reported.add(index)
             step.report(
                 StepFinding(
                     code="rate",
@@ -423,7 +426,7 @@ class LoopOrder(StepIdentity):
 
         Warm-ups pass through that factor, and a decay by ten may reach it from above: neither stays there from below.
         """
-        if type(scheduler) is not torch.optim.lr_scheduler.LambdaLR or index in self._said:
+        if type(scheduler) is not torch.optim.lr_scheduler.LambdaLR or index in self._reported:
             return
         group, base = scheduler.optimizer.param_groups[0], float(scheduler.base_lrs[0])
         if not _readable(group["lr"]) or base <= 0 or base >= 1:
@@ -433,7 +436,7 @@ class LoopOrder(StepIdentity):
         same = abs(factor - base) <= 1e-6 * base and largest <= base * (1 + 1e-6)
         self._factors[index] = (max(largest, factor), count + 1 if same else 0)
         if same and count + 1 == _FAST:
-            self._said.add(index)
+            self._reported.add(index)
             step.report(
                 StepFinding(
                     code="rate",
@@ -445,32 +448,32 @@ class LoopOrder(StepIdentity):
 
     def _look_at_rivals(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report two schedulers of one optimizer of which one overwrites what the other has set."""
-        own = {id(one) for one in step.optimizers}
-        alive = [(i, one) for i, ref in enumerate(objects.schedulers) if (one := ref()) is not None]
-        parts = {id(part) for _, one in alive for part in getattr(one, "_schedulers", ())}
+        own = {id(optimizer) for optimizer in step.optimizers}
+        alive = [(i, scheduler) for i, ref in enumerate(objects.schedulers) if (scheduler := ref()) is not None]
+        parts = {id(part) for _, scheduler in alive for part in getattr(scheduler, "_schedulers", ())}
         alive = [
-            (i, one)
-            for i, one in alive
-            if id(one) not in parts and not own.isdisjoint(wrapped_ids(getattr(one, "optimizer", None)))
+            (i, scheduler)
+            for i, scheduler in alive
+            if id(scheduler) not in parts and not own.isdisjoint(wrapped_ids(getattr(scheduler, "optimizer", None)))
         ]
-        if len(alive) < 2 or self._said.issuperset(i for i, _ in alive):
+        if len(alive) < 2 or self._reported.issuperset(i for i, _ in alive):
             return
-        counts = {i: getattr(one, "_step_count", 0) for i, one in alive}
+        counts = {i: getattr(scheduler, "_step_count", 0) for i, scheduler in alive}
         before, self._rivals = self._rivals, counts
-        stepped = [(i, one) for i, one in alive if i in before and counts[i] > before[i]]
-        for i, one in stepped:
+        stepped = [(i, scheduler) for i, scheduler in alive if i in before and counts[i] > before[i]]
+        for i, scheduler in stepped:
             for j, other in stepped:
                 now = [group["lr"] for group in other.optimizer.param_groups]
-                set_by_one = getattr(one, "_last_lr", now)
-                if i == j or type(other) not in _WRITES_RATE or list(map(float, set_by_one)) == list(map(float, now)):
+                own_rates = getattr(scheduler, "_last_lr", now)
+                if i == j or type(other) not in _WRITES_RATE or list(map(float, own_rates)) == list(map(float, now)):
                     continue
                 if list(map(float, getattr(other, "_last_lr", ()))) == list(map(float, now)):
-                    self._said |= {i, j}
+                    self._reported |= {i, j}
                     step.report(
                         StepFinding(
                             code="rate",
                             message=f"Two schedulers set the learning rate of one {type(other.optimizer).__name__}: "
-                            f"what {type(one).__name__} sets, {type(other).__name__} overwrites before any step "
+                            f"what {type(scheduler).__name__} sets, {type(other).__name__} overwrites before any step "
                             "uses it. Put them into SequentialLR, or multiply their factors.",
                         )
                     )
@@ -478,7 +481,7 @@ class LoopOrder(StepIdentity):
 
     def _look_at_pace(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report a scheduler that is stepped several times for every step of its optimizer."""
-        stepped = {id(one) for one in step.optimizers} & self._stepped
+        stepped = {id(optimizer) for optimizer in step.optimizers} & self._stepped
         for index, reference in enumerate(objects.schedulers):
             scheduler = reference()
             count = getattr(scheduler, "_step_count", None)

@@ -82,7 +82,7 @@ def named_tensors(parameters: dict[str, nn.Parameter], optimizers: Iterable[Opti
     """Return the names of parameters by identity, and of what optimizers hold besides."""
     names = {id(p): name for name, p in parameters.items()}
     for number, optimizer in enumerate(optimizers):
-        held: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        for index, p in enumerate(held):
+        optimized: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, p in enumerate(optimized):
             names.setdefault(id(p), f"tensor {index} of {type(optimizer).__name__}" + (f" {number}" if number else ""))
     return names

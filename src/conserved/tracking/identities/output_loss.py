@@ -89,12 +89,19 @@ class OutputLoss(StepIdentity):
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         if self._steps >= _STEPS or not torch.is_grad_enabled():
             return
-        for one in list(tensors_in(outputs))[:4]:
-            if one.dtype in (torch.float32, torch.float64) and one.requires_grad and one.ndim and one.numel() > 1:
-                length = one.shape[-2] if one.ndim == 3 else 0
-                seen = _Pair(_probabilities(one), length, self._passes, _first_rows(one.detach()).clone().double())
+        for output in list(tensors_in(outputs))[:4]:
+            if (
+                output.dtype in (torch.float32, torch.float64)
+                and output.requires_grad
+                and output.ndim
+                and output.numel() > 1
+            ):
+                length = output.shape[-2] if output.ndim == 3 else 0
+                seen = _Pair(
+                    _probabilities(output), length, self._passes, _first_rows(output.detach()).clone().double()
+                )
                 watched = partial(self._keep, step, seen)
-                self._handles.append(one.register_hook(Hook(Boundary(logs=False), "outputs", watched)))
+                self._handles.append(output.register_hook(Hook(Boundary(logs=False), "outputs", watched)))
         self._passes += 1
 
     def _keep(self, step: TrainingStep, outputs: _Pair, gradient: Tensor) -> None:
@@ -206,7 +213,7 @@ class OutputLoss(StepIdentity):
                 )
         # A pair of networks runs twice in a step and has one target for each pass.
         targets = [_common_target(pair.outputs, pair.gradient) for pair in pairs] if step.passes == 1 else []
-        self._targets += [one for one in targets[:1] if one is not None]
+        self._targets += [target for target in targets[:1] if target is not None]
         if len(self._targets) == _STEPS:
             first, second = self._targets
             if abs(first - second) > 1e-3 * (abs(first) + abs(second)):
@@ -355,7 +362,11 @@ def _binary_labels(outputs: Tensor, gradient: Tensor) -> tuple[float, float] | N
             weight = g[0] / (p[0] - first)
             read = p - g / weight
             nearest = [(read - label).abs() <= _EQUAL * (1 + abs(label)) for label in labels]
-            if float(weight) > 0 and bool((nearest[0] | nearest[1]).all()) and all(bool(one.any()) for one in nearest):
+            if (
+                float(weight) > 0
+                and bool((nearest[0] | nearest[1]).all())
+                and all(bool(matches.any()) for matches in nearest)
+            ):
                 return None if labels == (0.0, 1.0) else (labels[0], labels[1])
     return None
 

@@ -134,7 +134,7 @@ class OutsideWrites(StepIdentity):
         """By trained tensor, entries before the step; all of them where the last update was written over."""
         self._undone: set[int] = set()
         """Tensors that were written back after their last update to what they were before it."""
-        self._said_undone = False
+        self._reported_undone = False
         self._unseen = False
         """Whether something wrote to them in a step that was not looked at."""
 
@@ -159,14 +159,14 @@ class OutsideWrites(StepIdentity):
             # Written to in a step that was not looked at: slow weights are not where they were.
             self._unseen, self._slow = True, None
         self._compare(step)
-        if step.thorough and not self._said_undone:
+        if step.thorough and not self._reported_undone:
             stepped = [p for group in optimizer.param_groups for p in group["params"]]
             self._unstepped |= {id(p): self._entries(p).clone() for p in stepped if _comparable(p) and on_host(p)}
         self._frozen = None
         if not step.structure.frozen:
             return
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        frozen = [(name, p) for name, p in step.structure.frozen if id(p) in held and _comparable(p)]
+        optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        frozen = [(name, p) for name, p in step.structure.frozen if id(p) in optimized and _comparable(p)]
         if frozen:
             sample = EntrySample.of([p for _, p in frozen], step.number)
             self._frozen = ([name for name, _ in frozen], sample, sample.read())
@@ -235,8 +235,8 @@ class OutsideWrites(StepIdentity):
                 undone[id(p)] = name
         again = [name for key, name in undone.items() if key in self._undone]
         self._undone = set(undone)
-        if again and len(undone) < trained and not self._said_undone:
-            self._said_undone, self._unstepped = True, {}
+        if again and len(undone) < trained and not self._reported_undone:
+            self._reported_undone, self._unstepped = True, {}
             yield StepFinding(
                 code="did not land",
                 tensor=again[0],
@@ -339,11 +339,11 @@ class OutsideWrites(StepIdentity):
 
     def _remember(self, step: TrainingStep) -> None:
         # Trained tensors that no watched optimizer holds are moved by someone else, as copies of master weights are.
-        held = step.held()
+        optimized = step.optimized_ids()
         pairs = [
             (name, p)
             for name, p in step.structure.parameters.items()
-            if _comparable(p) and (id(p) in held or not p.requires_grad)
+            if _comparable(p) and (id(p) in optimized or not p.requires_grad)
         ]
         if not pairs:
             return
@@ -435,20 +435,20 @@ class OutsideWrites(StepIdentity):
             step.slowed, self._unseen, self._constrained = sample.number, True, True
             self._remark(step, "moved towards slow weights")
         step.averages |= step.alone and 2 * len(free) > sum(trained)
-        held, self._held = self._held, None
-        if held is not None and step.restarted == (held.step or 0) + 1:
+        findings, self._held = self._held, None
+        if findings is not None and step.restarted == (findings.step or 0) + 1:
             # Weights drawn anew, with a new state of the optimizer.
-            held = None
-        before = held is not None and sample.number > (held.step or 0)
+            findings = None
+        before = findings is not None and sample.number > (findings.step or 0)
         if touched and (before or self._unseen):
             self._habit = True
             self._remark(step, "written to by the program itself")
-        elif held is not None and ends and sample.number > (held.step or 0):
+        elif findings is not None and ends and sample.number > (findings.step or 0):
             # A whole interval has gone by in which nothing was written.
             if not self._is_averaging(step):
-                yield held
-        elif held is not None:
-            self._held = held
+                yield findings
+        elif findings is not None:
+            self._held = findings
         if free and not slow and not self._habit:
             change = _Change(sample, olds, news, free)
             finding = self._describe(change, rows)

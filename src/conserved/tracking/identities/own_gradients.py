@@ -83,7 +83,7 @@ class _Listener:
     """Whether there was none when a further one came."""
     version: int = -1
     """The version of the parameter when the last gradient came: sharpness-aware optimizers move it in between."""
-    kept: int = 0
+    carried: int = 0
     """Gradients that came before another optimizer stepped and were there after it."""
     mixed: bool = False
     """Whether others were added to those."""
@@ -168,8 +168,17 @@ class OwnGradients(StepIdentity):
     def _notice_evaluation(self, step: TrainingStep, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report gradients of a pass in eval mode that are added to those of one in train mode, if no step was so."""
         mixed = len(set(self._modes)) > 1
-        added = [one.name for one, _ in own if one.arrivals > 1 and not one.emptied and not one.cleared]
-        if mixed and self._unmixed >= _UNMIXED and added and len(added) == sum(one.arrivals > 0 for one, _ in own):
+        added = [
+            listener.name
+            for listener, _ in own
+            if listener.arrivals > 1 and not listener.emptied and not listener.cleared
+        ]
+        if (
+            mixed
+            and self._unmixed >= _UNMIXED
+            and added
+            and len(added) == sum(listener.arrivals > 0 for listener, _ in own)
+        ):
             step.report(
                 StepFinding(
                     code="stale gradient",
@@ -195,7 +204,7 @@ class OwnGradients(StepIdentity):
             nonzero = listener.arrived is not None and bool(listener.arrived.any())
             listener.emptied |= empty
             listener.cleared += empty and nonzero and listener.landed and parameter._version == listener.version
-            listener.mixed |= not empty and listener.kept == listener.arrivals
+            listener.mixed |= not empty and listener.carried == listener.arrivals
         if listener.arrivals and old is not None and listener.accumulated is not None and on_host(old):
             self._compare_with_sum(listener, old)
         listener.version, listener.landed = parameter._version, False
@@ -233,21 +242,21 @@ class OwnGradients(StepIdentity):
         A loop that weighs one loss against another multiplies once, and not after the last backward pass.
         """
         rescaled = [
-            (one, p)
-            for one, p in own
-            if one.rescaled
-            and not one.untouched
+            (listener, p)
+            for listener, p in own
+            if listener.rescaled
+            and not listener.untouched
             and p.grad is not None
-            and one.accumulated is not None
-            and one.accumulated[1] != p.grad._version
+            and listener.accumulated is not None
+            and listener.accumulated[1] != p.grad._version
         ]
-        if rescaled and len(rescaled) == sum(one.arrivals > 1 for one, _ in own):
+        if rescaled and len(rescaled) == sum(listener.arrivals > 1 for listener, _ in own):
             name = rescaled[0][0].name
             step.report(
                 StepFinding(
                     code="rescaled gradient",
                     tensor=name,
-                    others=tuple(one.name for one, _ in rescaled[1:]),
+                    others=tuple(listener.name for listener, _ in rescaled[1:]),
                     message=f"Gradients were clipped or divided after every one of {rescaled[0][0].arrivals} backward "
                     f"passes of step {step.number}: what earlier micro-batches gave is scaled again and again. Clip or "
                     f"divide once, before {type(optimizer).__name__}.step().",
@@ -282,8 +291,8 @@ class OwnGradients(StepIdentity):
         self._notice_shared(step, optimizer)
         self._notice_evaluation(step, own)
         # What was added to is the tensor that was used; a loop may also put a gradient of its own in its place.
-        came = [(one, p) for one, p in own if one.stale and one.arrivals]
-        stale = [one for one, p in came if one.used is not None and one.used.holds(p.grad)]
+        reached = [(listener, p) for listener, p in own if listener.stale and listener.arrivals]
+        stale = [listener for listener, p in reached if listener.used is not None and listener.used.holds(p.grad)]
         if stale:
             last = stale[0].used
             assert last is not None
@@ -291,14 +300,17 @@ class OwnGradients(StepIdentity):
                 StepFinding(
                     code="stale gradient",
                     tensor=stale[0].name,
-                    others=tuple(one.name for one in stale[1:]),
+                    others=tuple(listener.name for listener in stale[1:]),
                     message=f"optimizer.zero_grad() was not called: the gradient of step {last.step} "
                     "is still in that of "
                     f"step {step.number}. Clear gradients before every backward pass.",
                 )
             )
         step.old_gradients = any(
-            _is_old(one, p) for other in step.optimizers if other is not optimizer for one, p in self._own(other)
+            _is_old(listener, p)
+            for other in step.optimizers
+            if other is not optimizer
+            for listener, p in self._own(other)
         )
         self._notice_none(step, optimizer, own)
         self._notice_cleared(step, optimizer, own)
@@ -312,9 +324,9 @@ class OwnGradients(StepIdentity):
     def _notice_left(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report gradients of a part of the model that no pass of this step reached, and that were used before."""
         before = self._used.get(id(optimizer), {})
-        held = [p for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
-        left = [p for p in held if id(p) in before and _is_same(before[id(p)], p.grad)]
-        if not left or len(left) == len(held) or step.closure:
+        graded = [p for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
+        left = [p for p in graded if id(p) in before and _is_same(before[id(p)], p.grad)]
+        if not left or len(left) == len(graded) or step.closure:
             return
         names = [step.names()[id(p)] for p in left]
         number, kind = step.number, type(optimizer).__name__
@@ -338,7 +350,7 @@ class OwnGradients(StepIdentity):
 
     def _notice_none(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report an optimizer whose parameters no backward pass has ever reached."""
-        if any(one.ever for one, _ in own) or not step.passes or step.holds_nothing_of_model(optimizer):
+        if any(listener.ever for listener, _ in own) or not step.passes or step.holds_nothing_of_model(optimizer):
             return
         if any(p.grad is not None for p in grouped_parameters(optimizer)) or id(optimizer) in self._optimizer:
             return
@@ -359,27 +371,30 @@ class OwnGradients(StepIdentity):
         Adversarial training clears gradients too, of passes whose inputs require one, and some loops those of a first
         pass over the same batch. Loops that combine gradients by hand step with something else than the last one.
         """
-        came = [(one, p) for one, p in own if one.arrivals]
-        last = came and all(
-            one.cleared and p.grad is not None and is_plain(p.grad) and _is_parallel(one.arrived, _entries(p.grad))
-            for one, p in came
+        reached = [(listener, p) for listener, p in own if listener.arrivals]
+        last = reached and all(
+            listener.cleared
+            and p.grad is not None
+            and is_plain(p.grad)
+            and _is_parallel(listener.arrived, _entries(p.grad))
+            for listener, p in reached
         )
-        usual = last and not step.differentiable and step.passes >= came[0][0].arrivals and not step.repeats_batches
+        usual = last and not step.differentiable and step.passes >= reached[0][0].arrivals and not step.repeats_batches
         # Micro-batches have one shape; passes over another kind of batch serve something else, such as a memory.
         usual = usual and len(step.shapes) == 1
-        if came and not last and any(one.cleared for one, _ in came):
+        if reached and not last and any(listener.cleared for listener, _ in reached):
             # The loop combines gradients that it keeps itself.
             self._combines.add(id(optimizer))
-        for one, _ in own:
-            one.discarding = one.discarding + 1 if usual else 0
+        for listener, _ in own:
+            listener.discarding = listener.discarding + 1 if usual else 0
         # A pass called from another line may be for a memory whose gradient is used in some steps only.
         wait = _DISCARDED if step.called_from_one_line else _DISCARDED_ELSEWHERE
-        if usual and came[0][0].discarding == wait and id(optimizer) not in self._combines:
-            cleared, number = came[0][0].cleared, came[0][0].arrivals
+        if usual and reached[0][0].discarding == wait and id(optimizer) not in self._combines:
+            cleared, number = reached[0][0].cleared, reached[0][0].arrivals
             step.report(
                 StepFinding(
                     code="thrown away",
-                    tensor=came[0][0].name,
+                    tensor=reached[0][0].name,
                     step=step.number - wait + 1,
                     message=f"Gradients of {cleared} of {number} backward passes were cleared before "
                     f"{type(optimizer).__name__}.step(): only the last counts. To accumulate, call zero_grad() after "
@@ -389,7 +404,7 @@ class OwnGradients(StepIdentity):
 
     def _notice_mixed(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report gradients of a pass that was another optimizer's, in a loop where both step in turns."""
-        mixed = [one.name for one, _ in own if one.mixed]
+        mixed = [listener.name for listener, _ in own if listener.mixed]
         if mixed and self._others.get(id(optimizer)) == 1:
             step.report(
                 StepFinding(
@@ -410,8 +425,8 @@ class OwnGradients(StepIdentity):
         total = int(states[0]["func_evals"])
         before = self._evaluations.get(id(optimizer), 0)
         self._evaluations[id(optimizer)] = total
-        own = [one for one, _ in self._own(optimizer) if one.arrivals]
-        if total - before > 1 and own and not any(one.emptied for one in own):
+        own = [listener for listener, _ in self._own(optimizer) if listener.arrivals]
+        if total - before > 1 and own and not any(listener.emptied for listener in own):
             step.report(
                 StepFinding(
                     code="stale gradient",
@@ -432,24 +447,24 @@ class OwnGradients(StepIdentity):
 
     def _notice_cleared(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report an optimizer that steps after gradients came and were cleared again."""
-        came = [(one, p) for one, p in own if one.arrivals]
-        if not came or any(p.grad is not None for _, p in came) or any(_gradients(optimizer)):
+        reached = [(listener, p) for listener, p in own if listener.arrivals]
+        if not reached or any(p.grad is not None for _, p in reached) or any(_gradients(optimizer)):
             gone = [
-                one
-                for one, p in came
+                listener
+                for listener, p in reached
                 if p.grad is not None
                 and on_host(p.grad)
                 and is_plain(p.grad)
-                and one.arrived is not None
-                and bool(one.arrived.any())
+                and listener.arrived is not None
+                and bool(listener.arrived.any())
                 and not bool(local(p.grad).any())
             ]
-            if not came or len(gone) < len(came):
+            if not reached or len(gone) < len(reached):
                 return
         step.report(
             StepFinding(
                 code="cleared gradient",
-                tensor=came[0][0].name,
+                tensor=reached[0][0].name,
                 message="Gradients were cleared between loss.backward() and "
                 f"{type(optimizer).__name__}.step(): the step "
                 "has no gradient to use. Call zero_grad() before backward() or after step().",
@@ -458,10 +473,12 @@ class OwnGradients(StepIdentity):
 
     def _notice_second_use(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report gradients that an optimizer has used already."""
-        known = [(one, p) for one, p in own if one.ever and p.grad is not None and one.used is not None]
-        if not known or any(one.since for one, _ in own):
+        known = [
+            (listener, p) for listener, p in own if listener.ever and p.grad is not None and listener.used is not None
+        ]
+        if not known or any(listener.since for listener, _ in own):
             return
-        if all(p.grad is not None and _is_used(one.used, p.grad) for one, p in known):
+        if all(p.grad is not None and _is_used(listener.used, p.grad) for listener, p in known):
             step.report(
                 StepFinding(
                     code="used twice",
@@ -485,8 +502,10 @@ class OwnGradients(StepIdentity):
         self._modes = []
         own = {id(listener) for listener, _ in self._own(optimizer)}
         for listener in self._listeners.values():
-            listener.kept = 0 if id(listener) in own else listener.arrivals
-        self._others = {id(one): self._others.get(id(one), 0) + 1 for one in step.optimizers if one is not optimizer}
+            listener.carried = 0 if id(listener) in own else listener.arrivals
+        self._others = {
+            id(other): self._others.get(id(other), 0) + 1 for other in step.optimizers if other is not optimizer
+        }
         for listener, p in self._own(optimizer):
             listener.arrivals, listener.since, listener.stale = 0, 0, False
             listener.cleared, listener.emptied, listener.mixed = 0, False, False

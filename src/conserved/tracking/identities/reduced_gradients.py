@@ -71,8 +71,8 @@ class ReducedGradients(StepIdentity):
             self._ranks = group.ranks
         elif self._may_be_dealt_out(step) and not layout.joint:
             self._ranks = tuple(range(exchange.world))
-            held = step.held()
-            names = [name for name, p in step.model.named_parameters() if id(p) in held]
+            optimized = step.optimized_ids()
+            names = [name for name, p in step.model.named_parameters() if id(p) in optimized]
             self._held = {exchange.rank: names}
             exchange.show(0, {"held": names})
         else:
@@ -86,8 +86,8 @@ class ReducedGradients(StepIdentity):
 
     def _may_be_dealt_out(self, step: TrainingStep) -> bool:
         """Return whether the optimizers of this process hold some of the trained parameters and not all."""
-        held = step.held()
-        trained = [id(p) in held for p in step.model.parameters() if p.requires_grad]
+        optimized = step.optimized_ids()
+        trained = [id(p) in optimized for p in step.model.parameters() if p.requires_grad]
         return any(trained) and not all(trained) and dist.get_world_size() <= MOST
 
     @property
@@ -95,7 +95,7 @@ class ReducedGradients(StepIdentity):
         """Whether every parameter is held by the optimizer of one process; True where gradients are scattered."""
         if self._held is None:
             return True
-        names = [name for held in self._held.values() for name in held]
+        names = [name for named in self._held.values() for name in named]
         return {*self._held} == {*self._ranks} and len(names) == len({*names})
 
     def note(self, name: str, gradient: Tensor) -> None:

@@ -31,8 +31,8 @@ class RegisteredTensors(StepIdentity):
         suspects, self._suspects = self._suspects, {}
         if not suspects:
             return
-        now, held = _plain_tensors(step.model), step.held()
-        names = [n for n, ref in suspects.items() if n in now and now[n] is ref() and id(now[n]) not in held]
+        now, optimized = _plain_tensors(step.model), step.optimized_ids()
+        names = [n for n, ref in suspects.items() if n in now and now[n] is ref() and id(now[n]) not in optimized]
         if names:
             step.report(
                 StepFinding(

@@ -85,16 +85,16 @@ class RestoredState(StepIdentity):
     def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """Report tensors that were not loaded because the checkpoint has them under another prefix."""
         known = {name.partition(".")[2]: name for name in unexpected}
-        found = [name for name in missing if name in known or name.partition(".")[2] in unexpected]
-        if found and 2 * len(found) > len(missing):
-            there = known.get(found[0], found[0].partition(".")[2])
+        renamed = [name for name in missing if name in known or name.partition(".")[2] in unexpected]
+        if renamed and 2 * len(renamed) > len(missing):
+            there = known.get(renamed[0], renamed[0].partition(".")[2])
             step.report(
                 StepFinding(
                     code="not restored",
-                    tensor=found[0],
-                    others=tuple(found[1:]),
-                    message=f"{name_tensors(found)} was not loaded: the checkpoint calls it {there}. Strip or add the "
-                    "prefix of its keys, and load with strict=True.",
+                    tensor=renamed[0],
+                    others=tuple(renamed[1:]),
+                    message=f"{name_tensors(renamed)} was not loaded: the checkpoint calls it {there}. Strip or add "
+                    "the prefix of its keys, and load with strict=True.",
                 )
             )
 
@@ -165,8 +165,8 @@ class RestoredState(StepIdentity):
 
     def _look_at_frozen(self, step: TrainingStep, trained: Sequence[str]) -> None:
         """Report parameters that the optimizer holds, that were trained before, and that are frozen now."""
-        own, held = step.structure.parameters, step.held()
-        frozen = [n for n in trained if n in own and not own[n].requires_grad and id(own[n]) in held]
+        own, optimized = step.structure.parameters, step.optimized_ids()
+        frozen = [n for n in trained if n in own and not own[n].requires_grad and id(own[n]) in optimized]
         if frozen:
             step.report(
                 StepFinding(
@@ -195,7 +195,7 @@ class RestoredState(StepIdentity):
             return
         own = before["tensors"]
         wrong = [key for key in own if key in after["tensors"] and own[key] != after["tensors"][key]]
-        prints = [sorted(map(tuple, one["tensors"].values())) for one in (before, after)]
+        prints = [sorted(map(tuple, state["tensors"].values())) for state in (before, after)]
         cause = (
             f"{name_tensors(wrong)} has that of another tensor. Were parameters given to it in another order?"
             if wrong and prints[0] == prints[1]
@@ -223,13 +223,13 @@ def _is_same_memory(value: Any, parameter: Tensor) -> bool:
 
 def _trained(step: TrainingStep) -> list[str]:
     """Return the names of parameters that need a gradient and that an optimizer holds."""
-    held = step.held()
-    return [name for name, p in step.structure.parameters.items() if p.requires_grad and id(p) in held]
+    optimized = step.optimized_ids()
+    return [name for name, p in step.structure.parameters.items() if p.requires_grad and id(p) in optimized]
 
 
 def _rates(step: TrainingStep) -> list[float]:
     """Return the rates of all groups that the host can read."""
-    rates = [group.get("lr", 0.0) for one in step.optimizers for group in one.param_groups]
+    rates = [group.get("lr", 0.0) for optimizer in step.optimizers for group in optimizer.param_groups]
     return [float(rate) for rate in rates if not isinstance(rate, Tensor) or on_host(rate)]
 
 
@@ -256,9 +256,11 @@ def _optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]
         ]
         prints[names.get(id(p), str(index))] = fingerprints(tensors).tolist()
         counts.append(state.get("step"))
-    readable = [float(one) for one in counts if one is not None and (not isinstance(one, Tensor) or on_host(one))]
+    readable = [
+        float(option) for option in counts if option is not None and (not isinstance(option, Tensor) or on_host(option))
+    ]
     options = [{key: group[key] for key in _OPTIONS if key in group} for group in optimizer.param_groups]
-    plain = [{key: repr(value) for key, value in one.items() if not isinstance(value, Tensor)} for one in options]
+    plain = [{key: repr(value) for key, value in option.items() if not isinstance(value, Tensor)} for option in options]
     return {"count": max(readable, default=0.0), "tensors": prints, "options": plain}
 
 
@@ -266,11 +268,12 @@ def _schedules(step: TrainingStep) -> list[tuple[str, float]]:
     """Return how far schedulers of these optimizers and gradient scalers are."""
     own = {id(optimizer) for optimizer in step.optimizers}
     objects = RunObjects.search()
-    schedulers = [one for one in (ref() for ref in objects.schedulers) if one is not None]
+    schedulers = [scheduler for scheduler in (ref() for ref in objects.schedulers) if scheduler is not None]
     return [
-        (type(one).__name__, float(one.last_epoch))
-        for one in schedulers
-        if isinstance(one.last_epoch, int) and not own.isdisjoint(wrapped_ids(getattr(one, "optimizer", None)))
+        (type(scheduler).__name__, float(scheduler.last_epoch))
+        for scheduler in schedulers
+        if isinstance(scheduler.last_epoch, int)
+        and not own.isdisjoint(wrapped_ids(getattr(scheduler, "optimizer", None)))
     ]
 
 
@@ -278,12 +281,16 @@ def _companions(model: nn.Module) -> dict[str, list[float]]:
     """Return the scales of gradient scalers and how often averages of the model were updated."""
     objects = RunObjects.search()
     shapes = [p.shape for p in model.parameters()]
-    scalers = [one for one in (ref() for ref in objects.scalers) if one is not None and one.is_enabled()]
-    averages = [one for one in (ref() for ref in objects.averages) if one is not None]
-    own = [one for one in averages if [p.shape for p in one.module.parameters()] == shapes]
+    scalers = [
+        companion
+        for companion in (ref() for ref in objects.scalers)
+        if companion is not None and companion.is_enabled()
+    ]
+    averages = [companion for companion in (ref() for ref in objects.averages) if companion is not None]
+    own = [companion for companion in averages if [p.shape for p in companion.module.parameters()] == shapes]
     # Reading a scale that is on a device would wait for it.
-    readable = [one for one in scalers if one._scale is None or on_host(one._scale)]
+    readable = [companion for companion in scalers if companion._scale is None or on_host(companion._scale)]
     return {
-        "GradScaler": [float(one.get_scale()) for one in readable],
-        "AveragedModel": [float(one.n_averaged) for one in own if on_host(one.n_averaged)],
+        "GradScaler": [float(companion.get_scale()) for companion in readable],
+        "AveragedModel": [float(companion.n_averaged) for companion in own if on_host(companion.n_averaged)],
     }

@@ -35,19 +35,19 @@ class RunObjects:
         lists = {
             kind: own for kind in set(map(type, everything)) if (own := objects._list_for(kind, model)) is not None
         }
-        held: set[int] = set()
+        optimized: set[int] = set()
         for each in [item for item in everything if type(item) in lists]:
             if issubclass(type(each), Optimizer):
-                held |= parameter_ids(each)
+                optimized |= parameter_ids(each)
             elif issubclass(type(each), nn.Parameter):
                 if each.requires_grad and each.grad is not None:
                     objects.unheld.append(weakref.ref(each))
             elif model is None or len({type(each), type(model)}) > 1 or _is_copy(each, model):
                 lists[type(each)].append(weakref.ref(each))
         alive = [(copy, module) for copy in objects.copies if (module := copy()) is not None]
-        objects.copies = [copy for copy, module in alive if held.isdisjoint(map(id, module.parameters()))]
-        held |= set() if model is None else {id(p) for p in model.parameters()}
-        objects.unheld = [ref for ref in objects.unheld if id(ref()) not in held]
+        objects.copies = [copy for copy, module in alive if optimized.isdisjoint(map(id, module.parameters()))]
+        optimized |= set() if model is None else {id(p) for p in model.parameters()}
+        objects.unheld = [ref for ref in objects.unheld if id(ref()) not in optimized]
         return objects
 
     def _list_for(self, kind: type, model: nn.Module | None) -> list[weakref.ref[Any]] | None:

@@ -78,7 +78,7 @@ class StepIdentities:
         self.identities = list(standard_identities() if identities is None else identities)
         self._asked = {moment: list(_overriding(self.identities, moment)) for moment in _MOMENTS}
         """By moment of a step, the identities that it concerns: their methods, and the stages these run in."""
-        self.seconds = dict.fromkeys((one.name for one in self.identities), 0.0)
+        self.seconds = dict.fromkeys((item.name for item in self.identities), 0.0)
         """Seconds that each identity took so far."""
         self.spoiled = False
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
@@ -91,7 +91,10 @@ class StepIdentities:
             called.register_forward_hook(boundary.hook(FORWARD, self._after_forward), always_call=True),
             model.register_load_state_dict_pre_hook(boundary.hook(FORWARD, self._weights_given)),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
-            *(one.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._state_loaded)) for one in optimizers),
+            *(
+                item.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._state_loaded))
+                for item in optimizers
+            ),
         ]
         self._ask("begin")
 
@@ -180,7 +183,7 @@ class StepIdentities:
         """Return the alarms of what was found since the last call."""
         findings, self.step.findings = self.step.findings, []
         # Two identities may see one defect.
-        distinct = {(one.code, one.tensor, one.step, one.ranks): one for one in reversed(findings)}
+        distinct = {(item.code, item.tensor, item.step, item.ranks): item for item in reversed(findings)}
         return tuple(finding.alarm(self.step.rank) for finding in reversed(distinct.values()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +207,7 @@ class StepIdentities:
 
     def line(self) -> str:
         """Return the names of the identities that are on."""
-        return ", ".join(one.name for one in self.identities if not self._boundary.off(stage(one)))
+        return ", ".join(identity.name for identity in self.identities if not self._boundary.off(stage(identity)))
 
     def _ask(self, moment: str, *args: Any) -> None:
         findings = self.step.findings
@@ -223,7 +226,7 @@ class StepIdentities:
 
     def _spent(self) -> float:
         """Return the seconds that identities took, without those that are free."""
-        return sum(self.seconds[one.name] for one in self.identities if not one.free)
+        return sum(self.seconds[identity.name] for identity in self.identities if not identity.free)
 
 
 def _overriding(

@@ -96,7 +96,7 @@ class TrainingStep:
         dated = finding if finding.step is not None else replace(finding, step=self.number)
         key = (dated.code, dated.tensor, dated.step)
         # Two identities may see the same fault of one tensor, one by its entries and one by its sums.
-        if not dated.tensor or all((one.code, one.tensor, one.step) != key for one in self.findings):
+        if not dated.tensor or all((other.code, other.tensor, other.step) != key for other in self.findings):
             self.findings.append(dated)
 
     def remark(self, subject: str, text: str) -> None:
@@ -120,8 +120,8 @@ class TrainingStep:
         """Note what a forward pass with gradients got."""
         self.passes += 1
         self.inputs = inputs
-        self.differentiable |= any(one.requires_grad for one in inputs)
-        first = next((one for one in inputs if one.numel() > 1 and one.layout == torch.strided), None)
+        self.differentiable |= any(tensor.requires_grad for tensor in inputs)
+        first = next((tensor for tensor in inputs if tensor.numel() > 1 and tensor.layout == torch.strided), None)
         if first is not None:
             self.shapes.add(first.shape)
         if first is not None and len(self.batches) < _BATCHES:
@@ -160,8 +160,8 @@ class TrainingStep:
         """Return whether an optimizer has no tensor that the model has and that is trained."""
         return self.structure.trained.isdisjoint(map(id, grouped_parameters(optimizer)))
 
-    def held(self) -> set[int]:
-        """Return the identities of all tensors that the watched optimizers step."""
+    def optimized_ids(self) -> set[int]:
+        """Return the ids of all tensors that the watched optimizers step."""
         return {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
 
 

@@ -90,8 +90,8 @@ class TiedStages(StepIdentity):
         few = len(tied) <= _FEW * min(len(own["names"]), len(theirs["names"]))
         if tied and few and theirs["names"] != own["names"]:
             self._tied[rank] = tied
-            kept = cached_laws_of(step.model)
-            kept.shared = kept.shared.union(tied)
+            cached = cached_laws_of(step.model)
+            cached.shared = cached.shared.union(tied)
 
     def _report(self, step: TrainingStep, rank: int, number: int, name: str) -> None:
         assert self._exchange is not None

@@ -55,19 +55,19 @@ class TokenLabels(StepIdentity):
         if self._done or not torch.is_grad_enabled():
             return
         shapes = {tuple(x.shape) for x in _token_inputs(step)}
-        for one in list(tensors_in(outputs))[:4]:
+        for output in list(tensors_in(outputs))[:4]:
             for batch, length in shapes:
                 if (
-                    one.requires_grad
-                    and one.ndim in (2, 3)
-                    and tuple(one.shape[:-1])
+                    output.requires_grad
+                    and output.ndim in (2, 3)
+                    and tuple(output.shape[:-1])
                     in (
                         (batch, length),
                         (batch * length,),
                     )
                 ):
                     keep = partial(self._keep, length)
-                    self._handles.append(one.register_hook(Hook(Boundary(logs=False), "labels", keep)))
+                    self._handles.append(output.register_hook(Hook(Boundary(logs=False), "labels", keep)))
                     break
 
     def _keep(self, length: int, gradient: Tensor) -> None:
@@ -175,8 +175,8 @@ def _dependence(step: TrainingStep, x: Tensor) -> tuple[Tensor | None, bool]:
 
     def logits(change: Callable[[Any], Any]) -> Tensor | None:
         outputs = step.model(*map(change, args), **{key: change(value) for key, value in kwargs.items()})
-        found = [o for o in tensors_in(outputs) if o.ndim > 1 and o.numel() % other.numel() == 0]
-        return found[0].reshape(*other.shape, -1).double() if found else None
+        candidates = [o for o in tensors_in(outputs) if o.ndim > 1 and o.numel() % other.numel() == 0]
+        return candidates[0].reshape(*other.shape, -1).double() if candidates else None
 
     def swapped(value: Any) -> Any:
         rows = part(value)
