@@ -148,8 +148,8 @@ def independently(case: Case) -> dict[str, str]:
             repeats = torch.equal(prepared.seen(), prepared.seen())
         if repeats and not undefined(prepared):
             # Saturated inputs leave more rounding than the tests' own limit of 1e-12, and less than that of the check.
-            found = check(laws, prepared)
-            wrong |= {n: str(why) for n, why in found.wrong.items() if not _is_rounding(str(why))}
+            result = check(laws, prepared)
+            wrong |= {n: str(why) for n, why in result.wrong.items() if not _is_rounding(str(why))}
     return wrong
 
 

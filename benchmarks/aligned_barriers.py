@@ -112,8 +112,8 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.model(input_ids=ids, use_cache=False).logits.flatten(0, 1)
-        return found
+        result: Tensor = self.model(input_ids=ids, use_cache=False).logits.flatten(0, 1)
+        return result
 
 
 def decoders(steps: int, pairs: int) -> list[dict[str, Any]]:
@@ -131,14 +131,14 @@ def decoders(steps: int, pairs: int) -> list[dict[str, Any]]:
         row["losses"] = [F.cross_entropy(one(x), y).item() for one in (a, b)]
         row["units"] = [f"{one.name}: {one.n}" for one in units]
         only = copy.deepcopy(b)
-        found = align(a, only, laws=laws, exchanges=units, continuous=False)
+        result = align(a, only, laws=laws, exchanges=units, continuous=False)
         row["weight matching"] = row["align, units only"] = barrier(a, only, x, y)
-        row["distance after units"] = found.after
+        row["distance after units"] = result.after
         full = copy.deepcopy(b)
-        found = align(a, full, laws=laws, exchanges=units)
+        result = align(a, full, laws=laws, exchanges=units)
         row["align"] = barrier(a, full, x, y)
-        row |= {"distance before": found.before, "distance after": found.after}
-        row["what remains"] = {name: round(size, 3) for name, size in found.remains.items()}
+        row |= {"distance before": result.before, "distance after": result.after}
+        row["what remains"] = {name: round(size, 3) for name, size in result.remains.items()}
         row["function moved by"] = ((full(x) - b(x)).norm() / b(x).norm()).item()
         even = [copy.deepcopy(one) for one in (a, b)]
         for one in even:
@@ -180,9 +180,9 @@ def main() -> None:
             align(a, only, laws=laws, exchanges=units, continuous=False)
             row["align, units only"] = barrier(a, only, held, y_held)
             full = copy.deepcopy(b)
-            found = align(a, full, laws=laws, exchanges=units)
+            result = align(a, full, laws=laws, exchanges=units)
             row["align"] = barrier(a, full, held, y_held)
-            row |= {"distance before": found.before, "distance after": found.after}
+            row |= {"distance before": result.before, "distance after": result.after}
             even = [copy.deepcopy(one) for one in (a, b)]
             for one in even:
                 equalize(one, laws=laws)

@@ -565,8 +565,8 @@ def _condensed_look(look: dict[str, Any]) -> dict[str, Any]:
     errors = look["errors"]
     worse = {leg: _worse(errors["flash"][leg], errors["centered"][leg]) for leg in ("dQ", "dK")}
     problems = {kernel: legs["problem"] for kernel, legs in errors.items() if "problem" in legs}
-    kept = {name: look[name] for name in ("step", "updates", "norms")}
-    return kept | {"errors": table, "worse": worse, "problems": problems}
+    entry = {name: look[name] for name in ("step", "updates", "norms")}
+    return entry | {"errors": table, "worse": worse, "problems": problems}
 
 
 def _worse(before: Any, after: Any) -> list[int]:
@@ -668,9 +668,9 @@ def main() -> None:
         record = merge(options.merge, options.command)
         pattern = f"attention_{options.command}_*.json"
         files = [json.loads(path.read_text()) for folder in options.merge for path in folder.rglob(pattern)]
-        places = {name: files[0][name] for name in ("date", "commit", "device", "threads", "torch")}
+        indices = {name: files[0][name] for name in ("date", "commit", "device", "threads", "torch")}
         tree = {"tree": options.tree} if options.tree else {}
-        _write(options, record, places | tree | {"merged": len(files)})
+        _write(options, record, indices | tree | {"merged": len(files)})
         return
     for record in COMMANDS[options.command](options):
         taken = {"seconds": round(time.monotonic() - start, 1), "small": options.small}

@@ -253,8 +253,8 @@ class Training:
 
     def gradients(self, start: Tensor) -> Tensor:
         """Compute a loss and the gradients of all parameters."""
-        places = start[:, None] + torch.arange(self.shape.length + 1, device=DEVICE)
-        tokens = self.text[places].long()
+        indices = start[:, None] + torch.arange(self.shape.length + 1, device=DEVICE)
+        tokens = self.text[indices].long()
         with torch.autocast(DEVICE.type, self.shape.dtype):
             logits = self.model(tokens[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())

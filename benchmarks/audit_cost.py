@@ -130,7 +130,7 @@ def with_and_without(model: nn.Module, laws: LawSet, device: str, precision: str
     """
     size = SIZES[device]
     tokens = torch.randint(size["vocab"], (size["batch"], size["length"] + 1), device=device)
-    found: dict[bool, list[float]] = {False: [], True: []}
+    result: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds + 1):
         # In an order that gives neither the cooler device.
         for audited in (False, True, True, False):
@@ -145,8 +145,8 @@ def with_and_without(model: nn.Module, laws: LawSet, device: str, precision: str
 
             taken = seconds(work, device)
             if number > 0:
-                found[audited].append(taken)
-    return median(found[False]), median(found[True])
+                result[audited].append(taken)
+    return median(result[False]), median(result[True])
 
 
 def one_layer(device: str, rounds: int = 3) -> dict[str, Any]:

@@ -81,16 +81,16 @@ def measure(
     scale = 2.0**24 if dtype == torch.float16 else 2.0**10
     with gauge(layer) as g:
         (layer(x) * target).mean(dtype=torch.float32).mul(scale).backward()
-    found = audit(layer, laws)
+    result = audit(layer, laws)
     worst = {
-        family: max(row.residual for row in found.rows if row.family == family)
+        family: max(row.residual for row in result.rows if row.family == family)
         for family in ("query_key", "value_output")
     }
     return {
         **worst,
         "gauge": g.worst,
-        "tolerance": found.rows[0].tolerance,
-        "identities hold": found.ok,
+        "tolerance": result.rows[0].tolerance,
+        "identities hold": result.ok,
         "gauge holds": g.ok,
     }
 

@@ -118,14 +118,14 @@ def main() -> None:
     ways = {"left alone": (0, True), "balanced every 10": (10, True), "balanced, averages left": (10, False)}
     rows: dict[str, Any] = {}
     for optimizer in options.optimizers.split(";"):
-        found = {way: [] for way in ways}  # type: dict[str, list[Any]]
+        result = {way: [] for way in ways}  # type: dict[str, list[Any]]
         for seed in range(options.seeds):
             for way, (every, along) in ways.items():
-                found[way].append(tuned(start, data, seed, optimizer, every, along, options.steps))
-            print(optimizer, seed, {way: round(runs[-1]["loss"], 4) for way, runs in found.items()}, flush=True)
+                result[way].append(tuned(start, data, seed, optimizer, every, along, options.steps))
+            print(optimizer, seed, {way: round(runs[-1]["loss"], 4) for way, runs in result.items()}, flush=True)
         rows[optimizer] = {}
-        for way, runs in found.items():
-            gains = [a["loss"] - b["loss"] for a, b in zip(found["left alone"], runs, strict=True)]
+        for way, runs in result.items():
+            gains = [a["loss"] - b["loss"] for a, b in zip(result["left alone"], runs, strict=True)]
             rows[optimizer][way] = {
                 "loss": mean(r["loss"] for r in runs),
                 "accuracy": mean(r["accuracy"] for r in runs),

@@ -85,25 +85,25 @@ def measured(
         last = now
         print(f"  {now - start:7.1f} s  {message}", flush=True)
 
-    found = certify(build(), example, loss=loss, progress=note)
+    result = certify(build(), example, loss=loss, progress=note)
     made, made_clock = time.process_time(), time.perf_counter()
     stages["prove laws"] = stages.get("prove laws", 0.0) + made - last
     row = {
-        "parameters": found.parameters,
-        "laws": found.at_most,
-        "found": found.found,
-        "complete": found.complete,
-        "verdict": found.verdict.status.value,
-        "evidence": [str(item) for item in found.verdict.evidence],
-        "bytes": len(json.dumps(found.record(), ensure_ascii=False).encode()),
+        "parameters": result.parameters,
+        "laws": result.at_most,
+        "found": result.found,
+        "complete": result.complete,
+        "verdict": result.verdict.status.value,
+        "evidence": [str(item) for item in result.verdict.evidence],
+        "bytes": len(json.dumps(result.record(), ensure_ascii=False).encode()),
         "seconds": made_clock - clock,
         "processor_seconds": made - start,
         "stages": stages,
     }
     keep(row)
     again, again_clock = time.process_time(), time.perf_counter()
-    verdict = found.check()
-    assert verdict == found.verdict.status
+    verdict = result.check()
+    assert verdict == result.verdict.status
     row["check_seconds"] = time.perf_counter() - again_clock
     row["check_processor_seconds"] = time.process_time() - again
     return row

@@ -37,22 +37,22 @@ def run(first: int, checks: int, device: str, end: float = float("inf")) -> dict
             break
         done += 1
         name, dtype, fn, inputs = drawn(seed)
-        found = check(
+        result = check(
             fn, *(value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs), seed=seed
         )
-        statuses[found.verdict.status.value] += 1
-        tests += len(found.tests)
-        for test in found.tests:
+        statuses[result.verdict.status.value] += 1
+        tests += len(result.tests)
+        for test in result.tests:
             if test.method.value in closest:
                 closest[test.method.value] = max(closest[test.method.value], test.worst)
-        near = [test for test in found.tests if 0.5 < test.worst <= 1]
+        near = [test for test in result.tests if 0.5 < test.worst <= 1]
         if near:
             print(
                 f"  near: {seed} {name} {dtype} {near[0].worst:.2f} {near[0].method.value} {near[0].what}", flush=True
             )
-        if found.failures:
-            alarms.append({"seed": seed, "function": name, "dtype": str(dtype)[6:], "text": str(found)})
-            print(f"{seed} {name} {dtype}\n{found}", flush=True)
+        if result.failures:
+            alarms.append({"seed": seed, "function": name, "dtype": str(dtype)[6:], "text": str(result)})
+            print(f"{seed} {name} {dtype}\n{result}", flush=True)
         if (seed + 1) % 50 == 0:
             print(f"from {first}: {done} checks, {len(alarms)} alarms, {time.perf_counter() - start:.0f} s", flush=True)
     return {

@@ -61,38 +61,38 @@ def run_one(case: Case, dtype: torch.dtype, length: int, device: str, *, compare
     try:
         warm = check(fn, *tensors, seconds=case.seconds, **options)
         seconds = warm.seconds
-        found = warm
+        result = warm
         if warm.seconds < 0.5 * case.seconds:
-            found = check(fn, *tensors, seconds=case.seconds, **options)
-            seconds = found.seconds
+            result = check(fn, *tensors, seconds=case.seconds, **options)
+            seconds = result.seconds
     except UncheckableError as problem:
         return row | {"uncheckable": str(problem)}
     except Exception as problem:
         return row | {"error": _short(problem)}
     row |= {
-        "status": found.verdict.status.value,
-        "message": found.verdict.message,
-        "ok": found.ok,
-        "conclusive": found.conclusive,
+        "status": result.verdict.status.value,
+        "message": result.verdict.message,
+        "ok": result.ok,
+        "conclusive": result.conclusive,
         "seconds": seconds,
         "first check": warm.seconds,
-        "symmetries": [str(symmetry) for symmetry in found.symmetries],
+        "symmetries": [str(symmetry) for symmetry in result.symmetries],
         "tests": {
-            method: len([test for test in found.tests if test.method.value == method])
+            method: len([test for test in result.tests if test.method.value == method])
             for method in ("presence", "identity", "relation", "derivative")
         },
         "worst": {
-            method: max((test.worst for test in found.tests if test.method.value == method), default=0.0)
+            method: max((test.worst for test in result.tests if test.method.value == method), default=0.0)
             for method in ("identity", "relation", "derivative")
         },
         "residual": {
-            method: max((test.residual for test in found.tests if test.method.value == method), default=0.0)
+            method: max((test.residual for test in result.tests if test.method.value == method), default=0.0)
             for method in ("identity", "relation", "derivative")
         },
-        "failures": [test.record() for test in found.failures[:12]],
-        "untested": {name: list(why) for name, why in found.untested.items()},
-        "notes": list(found.notes),
-        "text": str(found),
+        "failures": [test.record() for test in result.failures[:12]],
+        "untested": {name: list(why) for name, why in result.untested.items()},
+        "notes": list(result.notes),
+        "text": str(result),
     }
     if compare:
         row["gradcheck"] = gradcheck(case, length, device)
@@ -137,11 +137,11 @@ def work(chosen: list[Case], start: int, device: str, out: Path) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    said = row.get("status") or next((key for key in ("unavailable", "uncheckable", "error") if key in row), "?")
+    text = row.get("status") or next((key for key in ("unavailable", "uncheckable", "error") if key in row), "?")
     detail = row.get("unavailable") or row.get("uncheckable") or row.get("error") or row.get("message", "")
     taken = f"{row['seconds']:.1f} s" if "seconds" in row else ""
     head = f"{row['package']:<30} {row['kernel']:<34} {row['dtype']:<9} {row['length']:>5}"
-    return f"{head} {said:<13} {taken:>7}  {detail[:110]}"
+    return f"{head} {text:<13} {taken:>7}  {detail[:110]}"
 
 
 def speed(device: str) -> dict[str, Any]:
@@ -159,26 +159,26 @@ def speed(device: str) -> dict[str, Any]:
         checks = [check(attention, *tensors) for _ in range(3)]
         label = "causal" if causal else "full"
         taken[label] = {
-            "seconds": [found.seconds for found in checks],
+            "seconds": [result.seconds for result in checks],
             "status": checks[-1].verdict.status.value,
             "tests": len(checks[-1].tests),
             "text": str(checks[-1]),
         }
-        print(f"SDPA {shape} bfloat16 {label}: {[round(found.seconds, 2) for found in checks]} s", flush=True)
+        print(f"SDPA {shape} bfloat16 {label}: {[round(result.seconds, 2) for result in checks]} s", flush=True)
     return taken
 
 
 def groups_of(cases: list[Case]) -> dict[str, list[Case]]:
     """Cases by the folder of their package, large ones in several groups, kernels that autotune for minutes alone."""
-    found: dict[str, list[Case]] = {}
+    result: dict[str, list[Case]] = {}
     for case in cases:
         key = case.folder or "torch"
         key += "-past" if case.defect else ""
         number, most = 0, 1 if case.folder == "fla060" else 18
-        while len(rows_of(found.get(f"{key}#{number}", []))) >= most:
+        while len(rows_of(result.get(f"{key}#{number}", []))) >= most:
             number += 1
-        found.setdefault(f"{key}#{number}", []).append(case)
-    return found
+        result.setdefault(f"{key}#{number}", []).append(case)
+    return result
 
 
 def launch(chosen: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
@@ -222,25 +222,25 @@ def launch(chosen: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
             if process.returncode == 0 and not hung:
                 continue
             lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-            begun = max((line["begin"] for line in lines if "begin" in line), default=-1)
-            if begun >= 0 and not any(line.get("number") == begun for line in lines):
-                lost = next(line for line in lines if line.get("begin") == begun)
+            started_at = max((line["begin"] for line in lines if "begin" in line), default=-1)
+            if started_at >= 0 and not any(line.get("number") == started_at for line in lines):
+                lost = next(line for line in lines if line.get("begin") == started_at)
                 lost = {key_: value for key_, value in lost.items() if key_ != "begin"}
                 reason = "hung" if hung else f"the process ended with {process.returncode}"
                 with path.open("a") as file:
-                    file.write(json.dumps({"number": begun, **lost, "error": reason}) + "\n")
+                    file.write(json.dumps({"number": started_at, **lost, "error": reason}) + "\n")
             restarts[key] = restarts.get(key, 0) + 1
-            if restarts[key] <= 6 and begun + 1 < len(rows_of(groups[key])) and begun >= 0:
-                begin(key, begun + 1)
+            if restarts[key] <= 6 and started_at + 1 < len(rows_of(groups[key])) and started_at >= 0:
+                begin(key, started_at + 1)
     for process, _ in running.values():
         process.kill()
         process.wait()
-    found = []
+    result = []
     for key in groups:
         path = out / f"{key.replace('#', '_')}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        found += [line for line in lines if "number" in line]
-    return found
+        result += [line for line in lines if "number" in line]
+    return result
 
 
 def _chosen(chosen: argparse.Namespace) -> list[Case]:

@@ -74,11 +74,11 @@ def float64_error(kernel: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) ->
     return float((gradient(kernel_called(kernel), [q, k, v], dout) - right).norm() / right.norm())
 
 
-def check_layers(run: Training, kernel: str, kept: list[list[Tensor]], clock: float) -> list[dict[str, Any]]:
+def check_layers(run: Training, kernel: str, saved: list[list[Tensor]], clock: float) -> list[dict[str, Any]]:
     """Check one kernel on the tensors of the last layer and of every fourth before it."""
     rows = []
-    for layer in range(len(kept) - 1, -1, -4):
-        q, k, v, dout = kept[layer]
+    for layer in range(len(saved) - 1, -1, -4):
+        q, k, v, dout = saved[layer]
         if time.monotonic() > clock:
             break
         result = conserved.check(kernel_called(kernel), q, k, v, grad=dout, names=("q", "k", "v"), seconds=3)
@@ -121,10 +121,10 @@ def main() -> None:
             if time.monotonic() > clock:
                 break
             torch.cuda.synchronize() if DEVICE.type == "cuda" else None
-            kept = kept_tensors(run, 1 if options.small else 2)
+            saved = kept_tensors(run, 1 if options.small else 2)
             for kernel in KERNELS:
                 try:
-                    new = check_layers(run, kernel, kept, clock)
+                    new = check_layers(run, kernel, saved, clock)
                 except REFUSALS as problem:
                     print(kind, moment, kernel, type(problem).__name__, str(problem)[:100], flush=True)
                     continue

@@ -317,7 +317,7 @@ def some_passes(name: str, instance: int, count: int) -> list[dict[str, Any]]:
     if compiled:
         torch._dynamo.reset()
         model, count = torch.compile(model, backend="aot_eager"), min(count, COMPILED)  # type: ignore[assignment]
-    found = []
+    result = []
     for number in range(count):
         drawn = Habit.drawn(rng, number)
         habit = replace(drawn, training=first.training, frozen=first.frozen, dead=first.dead)
@@ -325,8 +325,8 @@ def some_passes(name: str, instance: int, count: int) -> list[dict[str, Any]]:
             habit = replace(habit, compiled=True, watched=False, checkpointing="", shape="usual", padded=False)
         elif not number:
             habit = replace(habit, shape="usual")
-        found.append(one_pass(model, optimizer, habit, name, 1000 * instance + number))
-    return found
+        result.append(one_pass(model, optimizer, habit, name, 1000 * instance + number))
+    return result
 
 
 def one_pass(
@@ -357,18 +357,18 @@ def one_pass(
     if habit.clip is not None:
         nn.utils.clip_grad_norm_(trained, habit.clip)
     precision = torch.bfloat16 if habit.autocast else None
-    found = conserved.audit(model, laws, precision=precision, accumulated=habit.passes, gauge=gauge, unused=["*"])
+    result = conserved.audit(model, laws, precision=precision, accumulated=habit.passes, gauge=gauge, unused=["*"])
     return {
         "family": name,
         "number": number,
         "habit": asdict(habit),
-        "status": found.verdict.status.value,
-        "ok": found.ok,
-        "conclusive": found.conclusive,
-        "tested": found.tested,
-        "worst": found.worst,
-        "message": found.verdict.message[:300],
-        "rows": [(row.name, row.residual, row.tolerance) for row in (*found.failures, *found.left_open)[:4]],
+        "status": result.verdict.status.value,
+        "ok": result.ok,
+        "conclusive": result.conclusive,
+        "tested": result.tested,
+        "worst": result.worst,
+        "message": result.verdict.message[:300],
+        "rows": [(row.name, row.residual, row.tolerance) for row in (*result.failures, *result.left_open)[:4]],
     }
 
 
@@ -405,10 +405,10 @@ def _job(task: tuple[str, int, int]) -> list[dict[str, Any]]:
 
 def table_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """By family: passes, refuted, the share that was conclusive."""
-    found = []
+    result = []
     for name in dict.fromkeys(row["family"] for row in rows):
         mine = [row for row in rows if row["family"] == name and row["status"] != "error"]
-        found.append(
+        result.append(
             {
                 "family": name,
                 "passes": len(mine),
@@ -419,7 +419,7 @@ def table_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "errors": sum(row["family"] == name and row["status"] == "error" for row in rows),
             }
         )
-    return found
+    return result
 
 
 def share(rows: list[dict[str, Any]], *, watched: bool, compiled: bool = False) -> float:
@@ -452,11 +452,11 @@ def main() -> None:
         if options.workers > 1:
             pool = undo.enter_context(multiprocessing.get_context("spawn").Pool(options.workers))
             results = pool.imap_unordered(_job, tasks)
-        for found in results:
-            rows += found
+        for result in results:
+            rows += result
             refuted = sum(row["status"] == "refuted" for row in rows)
             print(
-                f"{found[0]['family']}: {len(rows)} passes, {refuted} refuted, {time.monotonic() - began:.0f} s",
+                f"{result[0]['family']}: {len(rows)} passes, {refuted} refuted, {time.monotonic() - began:.0f} s",
                 flush=True,
             )
             if time.monotonic() - began > options.seconds:

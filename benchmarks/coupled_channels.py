@@ -50,21 +50,21 @@ def groups_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     inputs = kwargs or args
     graph.build_dependency(model, example_inputs=inputs, verbose=False)
     names = {id(p): name for name, p in model.named_parameters()}
-    found = []
+    result = []
     for group in graph.get_all_groups(root_module_types=[nn.modules.conv._ConvNd, nn.Linear, nn.Embedding]):
         slots: set[Slot] = set()
         for dependency, _ in group:
             module, out = dependency.target.module, "out" in dependency.handler.__name__
             slots |= _slots(module, out, names)
         if slots:
-            found.append(Group(frozenset(slots), len(group[0][1])))
-    return found
+            result.append(Group(frozenset(slots), len(group[0][1])))
+    return result
 
 
 def _slots(module: Any, out: bool, names: dict[int, str]) -> set[Slot]:
     if isinstance(module, nn.Parameter):
         return {(names[id(module)], module.ndim - 1)} if id(module) in names else set()
-    found: set[Slot] = set()
+    result: set[Slot] = set()
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
     if isinstance(weight, nn.Parameter) and id(weight) in names:
@@ -73,35 +73,35 @@ def _slots(module: Any, out: bool, names: dict[int, str]) -> set[Slot]:
             axis = 1
         elif transposed:
             axis = 1 - axis
-        found.add((names[id(weight)], axis))
+        result.add((names[id(weight)], axis))
     if isinstance(bias, nn.Parameter) and id(bias) in names and (out or getattr(weight, "ndim", 2) == 1):
-        found.add((names[id(bias)], 0))
-    return found
+        result.add((names[id(bias)], 0))
+    return result
 
 
 def spaces_of(laws: LawSet) -> dict[str, frozenset[Slot]]:
     """The slots of every symmetry that acts on an axis: its legs as parameters and axes."""
-    found = {}
+    result = {}
     for symmetry in laws:
         if symmetry.kind.linear or symmetry.kind.code == "one_scale":
             continue
         slots = frozenset((leg.view.parameter, axis) for leg in symmetry.legs for axis in faced(leg.view))
-        found[symmetry.name] = slots
-    return found
+        result[symmetry.name] = slots
+    return result
 
 
 def faced(view: Any) -> set[int]:
     """Axes of the parameter itself that a view's rows run along."""
     owner: dict[int, int] = {}
     axis, left = 0, 1
-    for place, size in enumerate(view.grid):
+    for index, size in enumerate(view.grid):
         while axis < len(view.shape) - 1 and left == view.shape[axis] and size > 1:
             axis, left = axis + 1, 1
-        owner[place] = axis
+        owner[index] = axis
         left *= size
     if view.kind if hasattr(view, "kind") else False:
         return set(owner.values())
-    return {owner[place] for place in view.axes}
+    return {owner[index] for index in view.axes}
 
 
 def ended_by(laws: LawSet, slot: Slot) -> str:

@@ -79,17 +79,17 @@ def _row(model: nn.Module, loss: str, outputs: Tensor, laws: Any) -> dict[str, A
         F.cross_entropy(outputs.flatten(0, -2), targets.flatten()).backward()
     else:
         ((v * outputs).sum() + torch.sin(outputs).sum()).backward()
-    found = audit(model, laws)
-    covered = found.coverage
+    result = audit(model, laws)
+    covered = result.coverage
     return {
         "laws": len(laws),
         "entries": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "touched": covered.touched,
         "tested": covered.parameters,
         "directions": covered.directions,
-        "verdict": found.verdict.status.value,
-        "ok": found.ok,
-        "reason": found.reason,
+        "verdict": result.verdict.status.value,
+        "ok": result.ok,
+        "reason": result.reason,
     }
 
 

@@ -28,14 +28,14 @@ TOKENS = 256
 def docstrings() -> list[str]:
     """The opening of several modules of the standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    found = []
+    result = []
     for name in MODULES:
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         parts = [ast.get_docstring(tree) or ""]
         documented = (ast.ClassDef, ast.FunctionDef)
         parts += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
-        found.append(" ".join(parts))
-    return found
+        result.append(" ".join(parts))
+    return result
 
 
 def spread(rows: tuple[HeadRow, ...], name: str) -> dict[str, float]:
@@ -51,12 +51,12 @@ def main() -> None:
     model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     tokens = tokenizer(docstrings(), padding=True, truncation=True, max_length=TOKENS, return_tensors="pt")
-    found = probe(model, **tokens)
+    result = probe(model, **tokens)
     narrow = low_rank_table(model, **tokens)
-    table = Table(title=f"{len(found.rows)} heads, {len(MODULES)} texts of up to {TOKENS} tokens")
+    table = Table(title=f"{len(result.rows)} heads, {len(MODULES)} texts of up to {TOKENS} tokens")
     for heading in ("quantity", "median over heads", "least", "most"):
         table.add_column(heading, justify="left" if heading == "quantity" else "right")
-    record: dict[str, Any] = {"model": Path(folder).name, "heads": len(found.rows), "verdict": str(found.verdict)}
+    record: dict[str, Any] = {"model": Path(folder).name, "heads": len(result.rows), "verdict": str(result.verdict)}
     for name in (
         "participation",
         "gaussian_participation",
@@ -71,18 +71,18 @@ def main() -> None:
         "largest_logit",
         "zero_sum_error",
     ):
-        record[name] = spread(found.rows, name)
+        record[name] = spread(result.rows, name)
         table.add_row(name, *(f"{value:.3g}" for value in record[name].values()))
     needed = [row.needed for row in narrow.rows]
     record["directions_needed_for_99_percent"] = {"median": median(needed), "least": min(needed), "most": max(needed)}
     table.add_row("directions for 99 %", f"{median(needed):g}", str(min(needed)), str(max(needed)))
-    record["less_spread_than_gaussian"] = sum(r.participation < r.gaussian_participation for r in found.rows)
-    record["more_coherent_than_gaussian"] = sum(r.coherence > r.gaussian_coherence for r in found.rows)
-    record["rows"] = found.record()["heads"]
+    record["less_spread_than_gaussian"] = sum(r.participation < r.gaussian_participation for r in result.rows)
+    record["more_coherent_than_gaussian"] = sum(r.coherence > r.gaussian_coherence for r in result.rows)
+    record["rows"] = result.record()["heads"]
     record["low_rank"] = narrow.record()["heads"]
     Console(width=100).print(table)
-    print(f"less spread than Gaussian keys: {record['less_spread_than_gaussian']} of {len(found.rows)} heads")
-    print(f"more coherent than Gaussian keys: {record['more_coherent_than_gaussian']} of {len(found.rows)} heads")
+    print(f"less spread than Gaussian keys: {record['less_spread_than_gaussian']} of {len(result.rows)} heads")
+    print(f"more coherent than Gaussian keys: {record['more_coherent_than_gaussian']} of {len(result.rows)} heads")
     print(f"saved {save('delocalisation_minilm', record)}")
 
 

@@ -178,10 +178,10 @@ def diagnose(defect: Defect, precision: torch.dtype, laws: conserved.LawSet) -> 
     defect.before(model)
     closure().backward()
     defect.after(model)
-    found = conserved.audit(model, laws, replay=ClosureReplay(model, closure), sized=False)
+    result = conserved.audit(model, laws, replay=ClosureReplay(model, closure), sized=False)
     torch._dynamo.reset()
-    origins = Counter(found.diagnoses[row.name].origin for row in found.failures if row.name in found.diagnoses)
-    return found.verdict.status.value, origins.most_common(1)[0][0].name if origins else ""
+    origins = Counter(result.diagnoses[row.name].origin for row in result.failures if row.name in result.diagnoses)
+    return result.verdict.status.value, origins.most_common(1)[0][0].name if origins else ""
 
 
 def main() -> None:

@@ -36,9 +36,9 @@ def one(what: str, seed: int, used: Counter[str]) -> Compared:
     """One random program or function, run four ways."""
     if what.startswith("functions"):
         written = random_function(seed)
-        found = compared(written)
+        result = compared(written)
         used.update(written.used)
-        return found
+        return result
     case = random_case(seed, steps=12)
     used.update(node.op for node in case.program.nodes)
     return compare(case, brackets=1 if "two" in what else 2 if "three" in what else 0)
@@ -50,7 +50,7 @@ def chunk(job: tuple[str, range]) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     used: Counter[str] = Counter()
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "compared": 0,
         "open": 0,
         "refused": 0,
@@ -63,15 +63,15 @@ def chunk(job: tuple[str, range]) -> dict[str, Any]:
         try:
             result = one(what, seed, used)
         except UnsuitableError:
-            found["no_program"] += 1
+            outcome["no_program"] += 1
             continue
-        found["open"] += result.open
-        found["refused"] += result.refused
-        found["undefined"] += result.undefined
-        found["compared"] += not (result.open or result.refused or result.undefined)
+        outcome["open"] += result.open
+        outcome["refused"] += result.refused
+        outcome["undefined"] += result.undefined
+        outcome["compared"] += not (result.open or result.refused or result.undefined)
         if result.disagreements:
-            found["disagreements"].append({"seed": seed, "first": result.disagreements[0]})
-    return found | {"what": what, "seconds": time.perf_counter() - start, "operators": used}
+            outcome["disagreements"].append({"seed": seed, "first": result.disagreements[0]})
+    return outcome | {"what": what, "seconds": time.perf_counter() - start, "operators": used}
 
 
 def main() -> None:

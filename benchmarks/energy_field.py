@@ -52,17 +52,17 @@ def against_forming(device: str) -> dict[str, Any]:
     q, k = drawn(FORMED, device, torch.float32)
     seconds = side_by_side({"field": partial(energy_field, q, k)}, 9)
     # The slow way is taken once: it needs minutes on a busy processor, and warming up would change nothing.
-    start, begun = time.perf_counter(), time.process_time()
+    start, started_at = time.perf_counter(), time.process_time()
     expected = formed(q[0], k[0]).double().cpu()
     seconds["formed"] = time.perf_counter() - start
     # Seconds of the processor, all threads together, do not depend on who else is using it.
-    busy = {"formed": time.process_time() - begun}
-    begun = time.process_time()
+    busy = {"formed": time.process_time() - started_at}
+    started_at = time.process_time()
     for _ in range(9):
         energy_field(q, k)
-    busy["field"] = (time.process_time() - begun) / 9
-    found = energy_field(q, k).singular_values[0].cpu()
-    error = float((found - expected[: len(found)]).abs().max() / expected[0])
+    busy["field"] = (time.process_time() - started_at) / 9
+    result = energy_field(q, k).singular_values[0].cpu()
+    error = float((result - expected[: len(result)]).abs().max() / expected[0])
     return {
         "seconds": seconds,
         "ratio": seconds["formed"] / seconds["field"],
@@ -167,17 +167,17 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def print_profile(console: Console, name: str, found: dict[str, Any]) -> None:
+def print_profile(console: Console, name: str, result: dict[str, Any]) -> None:
     """The ten longest kernels, and the whole in a line."""
-    table = Table(title=f"{name}, {found['length']:,} keys")
+    table = Table(title=f"{name}, {result['length']:,} keys")
     for heading in ("ms", "count", "kernel"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right", no_wrap=True)
-    for row in found["longest"]:
+    for row in result["longest"]:
         table.add_row(f"{1e3 * row['seconds']:.3f}", str(row["count"]), row["name"][:90])
     console.print(table)
     console.print(
-        f"{1e3 * found['seconds']:.2f} ms, of which the host was busy for {1e3 * found['host_seconds']:.2f}; kernels "
-        f"{1e3 * found['kernel_seconds']:.2f} ms in {found['launches']} launches"
+        f"{1e3 * result['seconds']:.2f} ms, of which the host was busy for {1e3 * result['host_seconds']:.2f}; kernels "
+        f"{1e3 * result['kernel_seconds']:.2f} ms in {result['launches']} launches"
     )
 
 
@@ -236,9 +236,9 @@ def main() -> None:
         console.print(f"{name}: time ∝ L^{exponents[0]:.2f}, memory ∝ L^{exponents[1]:.2f}")
     if chosen.profile:
         for name, causal in (("whole", False), ("causal", True)):
-            found = profiled(LENGTHS[chosen.device][-1], chosen.device, dtype, causal=causal)
-            record[name]["profile"] = found
-            print_profile(console, name, found)
+            result = profiled(LENGTHS[chosen.device][-1], chosen.device, dtype, causal=causal)
+            record[name]["profile"] = result
+            print_profile(console, name, result)
         if chosen.device == "cuda":
             record["factored"] = factored(chosen.device, dtype)
             for row in record["factored"]:

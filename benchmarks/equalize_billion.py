@@ -48,31 +48,31 @@ def written(folder: Path, layers: int) -> int:
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     shard: dict[str, torch.Tensor] = {}
-    places: dict[str, str] = {}
+    indices: dict[str, str] = {}
     count = number = 0
     for name, parameter in model.named_parameters():
         spread = torch.randn(parameter.shape[0], 1).exp() if parameter.ndim > 1 else torch.ones(1)
         shard[name] = (0.02 * spread * torch.randn(parameter.shape) + (parameter.ndim == 1)).to(torch.bfloat16)
-        places[name] = f"model-{number}.safetensors"
+        indices[name] = f"model-{number}.safetensors"
         count += parameter.numel()
         if sum(t.numel() for t in shard.values()) > 150_000_000:
             save_file(shard, folder / f"model-{number}.safetensors")
             shard, number = {}, number + 1
     save_file(shard, folder / f"model-{number}.safetensors")
-    index = {"metadata": {"total_size": 2 * count}, "weight_map": places}
+    index = {"metadata": {"total_size": 2 * count}, "weight_map": indices}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return count
 
 
 def worked(folder: Path, task: str) -> None:
     """One task in this process; prints seconds and peak memory."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     from conserved.transform import Checkpoint, equalize, symmetries_of
 
     record: dict[str, Any] = {}
 
     def lap(name: str) -> None:
-        record[name] = round(time.perf_counter() - begun - sum(record.values()), 2)
+        record[name] = round(time.perf_counter() - start - sum(record.values()), 2)
 
     lap("imports")
     way, _, objective = task.partition(" ")
@@ -92,7 +92,7 @@ def worked(folder: Path, task: str) -> None:
         out = folder.parent / "out"
         weights = Checkpoint(folder, out, laws.parameters)
         lap("copying files")
-        found = equalize(weights, laws=laws, objective=objective)
+        result = equalize(weights, laws=laws, objective=objective)
         lap("equalising")
         shutil.rmtree(out)
     elif way == "memory":
@@ -100,13 +100,17 @@ def worked(folder: Path, task: str) -> None:
         lap("loading")
         laws = symmetries_of(model)
         lap("symmetries")
-        found = equalize(model, laws=laws, objective=objective)
+        result = equalize(model, laws=laws, objective=objective)
         lap("equalising")
-    record["seconds"] = round(time.perf_counter() - begun, 2)
+    record["seconds"] = round(time.perf_counter() - start, 2)
     record["processor seconds"] = round(time.process_time(), 2)
     record["peak GB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
     if way in ("files", "memory"):
-        record |= {"sweeps": found.sweeps, "moved": len(found.moved.moved), "tensors": len(set(found.moved.parameters))}
+        record |= {
+            "sweeps": result.sweeps,
+            "moved": len(result.moved.moved),
+            "tensors": len(set(result.moved.parameters)),
+        }
     print(json.dumps(record))
 
 

@@ -82,15 +82,15 @@ def in_turns(
     prepare: Callable[[], object], calls: dict[str, Callable[[], object]], device: str, rounds: int
 ) -> dict[str, dict[str, float]]:
     """Median seconds of every call, until it returned and until all was done; the first two rounds do not count."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    result: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for number in range(rounds + 2):
         prepare()
         for name, call in calls.items():
             taken = timed(call, device)
-            found[name] += [taken] if number > 1 else []
+            result[name] += [taken] if number > 1 else []
     return {
         name: {"returned": median(one for one, _ in taken), "done": median(one for _, one in taken)}
-        for name, taken in found.items()
+        for name, taken in result.items()
     }
 
 
@@ -130,8 +130,8 @@ def steps(shape: Shape, device: str, rounds: int) -> dict[str, Any]:
         backward()
         optimizer.step()
 
-    found = in_turns(prepare, calls, device, rounds)
-    return {"parameters": sum(p.numel() for p in model.parameters()), **found}
+    result = in_turns(prepare, calls, device, rounds)
+    return {"parameters": sum(p.numel() for p in model.parameters()), **result}
 
 
 def histograms(model: nn.Module) -> Callable[[], object]:
@@ -172,15 +172,15 @@ def peers(device: str, rounds: int) -> dict[str, Any]:
 
 def exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The p of cost ∝ parameters^p, by least squares over all sizes and between the two largest."""
-    found = {}
+    result = {}
     sizes = [math.log(row["parameters"]) for row in rows]
     for name in (name for name in rows[0] if name != "parameters"):
         costs = [math.log(row[name]["done"]) for row in rows]
         middle, mean = sum(sizes) / len(sizes), sum(costs) / len(costs)
-        slope = sum((x - middle) * (y - mean) for x, y in zip(sizes, costs, strict=True))
-        found[name] = slope / sum((x - middle) ** 2 for x in sizes)
-        found[f"{name}, last two"] = (costs[-1] - costs[-2]) / (sizes[-1] - sizes[-2])
-    return found
+        grad = sum((x - middle) * (y - mean) for x, y in zip(sizes, costs, strict=True))
+        result[name] = grad / sum((x - middle) ** 2 for x in sizes)
+        result[f"{name}, last two"] = (costs[-1] - costs[-2]) / (sizes[-1] - sizes[-2])
+    return result
 
 
 def main() -> None:
@@ -199,8 +199,8 @@ def main() -> None:
         for shape in SHAPES[chosen.device]:
             rows.append(work(shape, chosen.device, chosen.rounds))
             gc.collect()
-            told = [f"{key} {1e3 * one['done']:.2f} ms" for key, one in rows[-1].items() if key != "parameters"]
-            print(f"{rows[-1]['parameters']:>13,} parameters: " + ", ".join(told), flush=True)
+            text = [f"{key} {1e3 * one['done']:.2f} ms" for key, one in rows[-1].items() if key != "parameters"]
+            print(f"{rows[-1]['parameters']:>13,} parameters: " + ", ".join(text), flush=True)
             record[name] = {"rows": rows, "exponents": exponents(rows) if len(rows) > 1 else {}}
             saved = save("growth", record, chosen.out)
         print({key: round(value, 2) for key, value in record[name]["exponents"].items()}, flush=True)

@@ -45,12 +45,12 @@ def watched(program: Combination, steps: int) -> dict[str, Any]:
         return after
 
     try:
-        found = run(program, watch, steps=steps)
+        result = run(program, watch, steps=steps)
     except Exception as problem:
         return {"program": str(program), "ended": f"{type(problem).__name__}: {problem}"[:300]}
     (monitor,) = monitors
     monitor.close()
-    same = all(torch.equal(a, b) or (a != a).any() for a, b in zip(plain, found, strict=True))
+    same = all(torch.equal(a, b) or (a != a).any() for a, b in zip(plain, result, strict=True))
     return {
         "program": str(program),
         "same": same,

@@ -54,12 +54,12 @@ def compared(name: str, precision: str, steps: int) -> dict[str, Any]:
     except Exception as problem:
         return row | {"unwatched": f"{type(problem).__name__}: {problem}"[:300]}
     try:
-        found, monitor = trained(name, PRECISIONS[precision], steps, watched=True)
+        result, monitor = trained(name, PRECISIONS[precision], steps, watched=True)
     except Exception as problem:
         return row | {"ended": f"{type(problem).__name__}: {problem}"[:300], "trace": traceback.format_exc()[-1500:]}
     assert monitor is not None
     return row | {
-        "same": all(torch.equal(a, b) or bool((a != a).any()) for a, b in zip(plain, found, strict=True)),
+        "same": all(torch.equal(a, b) or bool((a != a).any()) for a, b in zip(plain, result, strict=True)),
         "state": monitor.state,
         "laws": len(monitor.laws) if "not watched" not in monitor.state else 0,
         "alarms": [f"{alarm.code}, step {alarm.step}: {alarm.message}"[:300] for alarm in monitor.alarms],

@@ -996,16 +996,16 @@ def equal(left: Tensor, right: Tensor) -> bool:
 
 def compare(name: str, steps: int) -> dict[str, Any]:
     """Run one program with a monitor and without, in turns."""
-    said = io.StringIO()
+    text = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(text):
             plain = Run(PROGRAMS[name], watched=False)
             plain.step()
     except Exception as problem:
         return {"program": name, "did not run": f"{type(problem).__name__}: {problem}"[:300]}
     lines = io.StringIO()
     try:
-        with redirect_stdout(said), redirect_stderr(lines):
+        with redirect_stdout(text), redirect_stderr(lines):
             watched = Run(PROGRAMS[name], watched=True)
             watched.step()
             for _ in range(steps - 1):

@@ -33,13 +33,13 @@ def suffered(name: str) -> dict[str, Any]:
         except Exception as problem:
             return {"act": name, "unwatched": f"{type(problem).__name__}: {problem}"[:200]}
         try:
-            found, monitor = run(name, Path(second), watched=True)
+            result, monitor = run(name, Path(second), watched=True)
         except Exception as problem:
             return {"act": name, "ended": f"{type(problem).__name__}: {problem}"[:300]}
     assert monitor is not None
     alarms = [f"{alarm.code}: {alarm.message}"[:200] for alarm in monitor.alarms]
     seconds = time.perf_counter() - began
-    return {"act": name, "same": same(plain, found), "state": monitor.state, "alarms": alarms, "seconds": seconds}
+    return {"act": name, "same": same(plain, result), "state": monitor.state, "alarms": alarms, "seconds": seconds}
 
 
 def main() -> None:

@@ -96,9 +96,9 @@ class Filled:
 
     def __call__(self, *args: Any, **options: Any) -> None:
         self.launched.append(1)
-        for place, one in enumerate(args[self.results]):
+        for index, one in enumerate(args[self.results]):
             if isinstance(one, Tensor):
-                one.fill_(1e-2 if place else 1e-12)
+                one.fill_(1e-2 if index else 1e-12)
 
 
 def leave_kernels_out(launched: list[int]) -> None:
@@ -122,7 +122,7 @@ def host() -> dict[str, float]:
         "audit, read at once": (run.backward, lambda: audit(run.model, loss="cross_entropy").tested),
         "audit, read later": (run.backward, lambda: audit(run.model, loss="cross_entropy", wait=False)),
     }
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, (prepare, call) in work.items():
         taken = []
         for number in range(ROUNDS + 2):
@@ -135,26 +135,30 @@ def host() -> dict[str, float]:
         prepare()
         with Dispatched() as counted:
             call()
-        found |= {f"{name}: ms": 1e3 * median(taken), f"{name}: kernels": kernels, f"{name}: operations": counted.count}
-    return found
+        result |= {
+            f"{name}: ms": 1e3 * median(taken),
+            f"{name}: kernels": kernels,
+            f"{name}: operations": counted.count,
+        }
+    return result
 
 
 def in_turns(other: Path, version: str, rounds: int) -> None:
     """This checkout and another one in turns, each time in a process of its own."""
     folders = {"there": other, "here": Path(__file__).parent.parent / "src"}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    result: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
     for _ in range(rounds):
         for name, folder in folders.items():
             command = [sys.executable, __file__, "--json"]
             done = subprocess.run(
                 command, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
             )
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    medians = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
+            result[name].append(json.loads(done.stdout.splitlines()[-1]))
+    medians = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in result.items()}
     ratios = {key: medians["there"][key] / here for key, here in medians["here"].items()}
     for key, ratio in ratios.items():
         print(f"{key:32} {medians['there'][key]:8.1f} -> {medians['here'][key]:8.1f}   ({ratio:.2f} times less)")
-    print(save("host_cost", {"against": version, **medians, "ratios": ratios, "runs": found}))
+    print(save("host_cost", {"against": version, **medians, "ratios": ratios, "runs": result}))
 
 
 def device() -> None:
@@ -170,16 +174,16 @@ def device() -> None:
     }
     record = {}
     for name, (prepare, call) in work.items():
-        found = record[name] = {**timed(prepare, call), **kernels_of(prepare, call)}
-        found["host"] = functions_of(prepare, call)
+        result = record[name] = {**timed(prepare, call), **kernels_of(prepare, call)}
+        result["host"] = functions_of(prepare, call)
         print(
-            f"{name}: queued in {1e3 * found['queued_seconds']:.2f} ms, done after {1e3 * found['done_seconds']:.2f} "
-            f"ms, of which the device works {1e3 * found['device_seconds']:.2f} ms in {found['launches']} launches; "
-            f"returned after {1e3 * found['running_seconds']:.2f} ms where nothing waited before it",
+            f"{name}: queued in {1e3 * result['queued_seconds']:.2f} ms, done after {1e3 * result['done_seconds']:.2f} "
+            f"ms, of which the device works {1e3 * result['device_seconds']:.2f} ms in {result['launches']} launches; "
+            f"returned after {1e3 * result['running_seconds']:.2f} ms where nothing waited before it",
             flush=True,
         )
         for part in ("kernels", "host"):
-            for key, (taken, count) in found[part].items():
+            for key, (taken, count) in result[part].items():
                 print(f"  {1e3 * taken:8.3f} ms {count:6}  {part:8} {key}", flush=True)
     print(save("host_cost", record))
 
@@ -218,16 +222,16 @@ def kernels_of(prepare: Callable[[], object], call: Callable[[], object]) -> dic
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         call()
         torch.cuda.synchronize()
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for one in profiled.key_averages():
         # Without the types a template is made for.
-        taken = found.setdefault(re.sub(r"^void |[<(].*", "", one.key)[:60], [0.0, 0])
+        taken = result.setdefault(re.sub(r"^void |[<(].*", "", one.key)[:60], [0.0, 0])
         taken[0] += one.device_time_total / 1e6
         taken[1] += one.count
-    longest = sorted(found.items(), key=lambda entry: -entry[1][0])
+    longest = sorted(result.items(), key=lambda entry: -entry[1][0])
     return {
-        "device_seconds": sum(taken for taken, _ in found.values()),
-        "launches": sum(count for _, count in found.values()),
+        "device_seconds": sum(taken for taken, _ in result.values()),
+        "launches": sum(count for _, count in result.values()),
         "kernels": dict(longest[:8]),
     }
 

@@ -65,7 +65,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(json.dumps(measured(sys.argv[1])))
         return
-    found = []
+    result = []
     for name in SIZES:
         run = subprocess.run(
             [sys.executable, "-W", "ignore", __file__, name], capture_output=True, text=True, check=False
@@ -74,12 +74,12 @@ def main() -> None:
             print(name, run.stderr.strip().splitlines()[-1:])
             continue
         row = json.loads(run.stdout.strip().splitlines()[-1])
-        found.append(row)
+        result.append(row)
         assert row["numbers"] == row["closed_form"], row
         spent = f"{row['seconds']:7.1f} s {row['processor_seconds']:7.1f} s of a processor"
         print(f"{name:26s} {spent} {row['peak_gib']:6.2f} GiB {row['numbers']:,} numbers", flush=True)
     cores = len(os.sched_getaffinity(0))
-    print("saved", save("inference_scale", {"cores": cores, "models": found}))
+    print("saved", save("inference_scale", {"cores": cores, "models": result}))
 
 
 if __name__ == "__main__":

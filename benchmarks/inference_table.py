@@ -71,11 +71,11 @@ def row(entry: Entry, counts: dict[str, Any]) -> dict[str, Any]:
     record["coverage"] = coverage(laws, subject.theta)
     record["unknown"] = {str(name): int(times) for name, times in dict(getattr(laws, "unknown", {}) or {}).items()}
     record["dropped"] = Counter(d.reason for d in laws.dropped).most_common(8)
-    found = check(laws, subject, moves=len(laws) <= MOST_MOVES)
-    record["worst"] = found.worst
-    record["worst_approximate"] = max(found.approximate.values(), default=0.0)
-    record["worst_move"] = max(found.moves.values(), default=0.0)
-    record["wrong"] = found.wrong
+    result = check(laws, subject, moves=len(laws) <= MOST_MOVES)
+    record["worst"] = result.worst
+    record["worst_approximate"] = max(result.approximate.values(), default=0.0)
+    record["worst_move"] = max(result.moves.values(), default=0.0)
+    record["wrong"] = result.wrong
     drift = drifts(laws, subject)
     record["worst_drift"] = max(drift.values(), default=0.0)
     late = {name: f"drifts at first order, {d:.1e}" for name, d in drift.items() if d > 1e-3}
@@ -187,11 +187,11 @@ def main() -> None:
             print(f"{entry.name}: {missing}")
             continue
         except Exception as problem:
-            place = traceback.extract_tb(problem.__traceback__)[-1]
+            index = traceback.extract_tb(problem.__traceback__)[-1]
             rows[entry.name] = {
                 "source": entry.source,
                 "error": f"{type(problem).__name__}: {problem}"[:300],
-                "at": f"{Path(place.filename).name}:{place.lineno}",
+                "at": f"{Path(index.filename).name}:{index.lineno}",
             }
         r = rows[entry.name]
         line = (

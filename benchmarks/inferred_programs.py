@@ -38,13 +38,13 @@ def counted(seed: int, *, arguments: bool = False) -> dict[str, Any]:
     best: dict[str, Any] = {}
     for attempt in range(3):
         try:
-            found = count(prepared, seed=attempt)
+            result = count(prepared, seed=attempt)
         except (UnsuitableError, RuntimeError, NotImplementedError) as problem:
             return {"why": str(problem).splitlines()[0][:120], "words": words}
-        clear = found.gap >= LEAST_GAP
-        if clear and found.rank > best.get("rank", -1):
-            best = {"count": found.count, "rank": found.rank, "settled": found.verdict.holds, "seed": attempt}
-        if found.verdict.holds and attempt > 0:
+        clear = result.gap >= LEAST_GAP
+        if clear and result.rank > best.get("rank", -1):
+            best = {"count": result.count, "rank": result.rank, "settled": result.verdict.holds, "seed": attempt}
+        if result.verdict.holds and attempt > 0:
             break
     size = sum(p.numel() for p in program.parameters())
     return {"parameters": size, "words": words, **(best or {"why": "no clear gap"})}
@@ -72,10 +72,10 @@ def inferred(seed: int, *, arguments: bool = False) -> dict[str, Any]:
         # An output that is rounding, as log Σ exp log softmax, has no relative change under a move.
         # A program whose loss is NaN has no gradients that an identity could be about.
         return record | {"undefined": True, "worst": 0.0}
-    found = check(laws, prepared)
-    record["worst"] = found.worst
+    result = check(laws, prepared)
+    record["worst"] = result.worst
     # A move may leave the domain of a program, as a quotient by a median that is zero there.
-    wrong = {name: why for name, why in found.wrong.items() if "nan" not in str(why)}
+    wrong = {name: why for name, why in result.wrong.items() if "nan" not in str(why)}
     wrong |= {n: f"drifts at first order, {d:.1e}" for n, d in drifts(laws, prepared).items() if d > FIRST_ORDER}
     if wrong:
         record["wrong"] = wrong
@@ -115,11 +115,11 @@ def summary(rows: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
 def by_reason(rows: dict[str, Any], both: dict[str, Any], short: dict[str, int]) -> dict[str, list[str]]:
     """Programs with laws that were not found, under what most often goes with it: operations without a rule first,
     then the production whose programs are short most often among those that are left."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     left = dict(short)
     for seed in list(left):
         if rows[seed].get("unknown"):
-            found.setdefault(f"no rule: {', '.join(rows[seed]['unknown'])}", []).append(seed)
+            result.setdefault(f"no rule: {', '.join(rows[seed]['unknown'])}", []).append(seed)
             del left[seed]
     words = {seed: set(rows[seed]["words"].split(", ")) for seed in both}
     while left:
@@ -127,9 +127,9 @@ def by_reason(rows: dict[str, Any], both: dict[str, Any], short: dict[str, int])
         whole = Counter(word for seed in both if seed in left or seed not in short for word in words[seed])
         best = max(counts, key=lambda word: (counts[word] / (whole[word] + 2), counts[word]))
         mine = [seed for seed in left if best in words[seed]]
-        found[f"{best} ({len(mine)} of {whole[best]})"] = mine
+        result[f"{best} ({len(mine)} of {whole[best]})"] = mine
         left = {seed: n for seed, n in left.items() if seed not in mine}
-    return found
+    return result
 
 
 def main() -> None:
@@ -166,10 +166,10 @@ def main() -> None:
         try:
             rows[str(seed)] = inferred(seed)
         except Exception as problem:
-            place = traceback.extract_tb(problem.__traceback__)[-1]
+            index = traceback.extract_tb(problem.__traceback__)[-1]
             rows[str(seed)] = {
                 "error": f"{type(problem).__name__}: {problem}"[:200],
-                "at": f"{Path(place.filename).name}:{place.lineno}",
+                "at": f"{Path(index.filename).name}:{index.lineno}",
                 "words": compose(seed)[3],
             }
         r = rows[str(seed)]

@@ -235,8 +235,8 @@ def fla(kind: str) -> Build:
         beta = torch.rand(2, length, 2).to(device, dtype)
         unit = F.normalize(k.float(), dim=-1).to(dtype)
 
-        def first(found: Any) -> Any:
-            return found[0] if isinstance(found, tuple) else found
+        def first(result: Any) -> Any:
+            return result[0] if isinstance(result, tuple) else result
 
         if kind == "chunk_gla":
             from fla.ops.gla import chunk_gla
@@ -404,8 +404,8 @@ def lightning(dtype: torch.dtype, length: int, device: str) -> Built:
     """Lightning attention 2 with decay."""
     from lightning_attn.ops import lightning_attn_func
 
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=torch.float32)
-    options = {"slopes": slopes}
+    grads = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=torch.float32)
+    options = {"slopes": grads}
     return (
         lambda q, k, v: lightning_attn_func(q, k, v, options["slopes"]),
         qkv(dtype, length, device),
@@ -504,26 +504,26 @@ def functions_of(path: Path, names: Sequence[str]) -> dict[str, Any]:
     tree = ast.parse(path.read_text("utf-8"))
     chosen = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
     body = ast.Module(body=[*ast.parse("from __future__ import annotations").body, *chosen], type_ignores=[])
-    found: dict[str, Any] = {"torch": torch}
-    exec(compile(body, str(path), "exec"), found)
-    return found
+    result: dict[str, Any] = {"torch": torch}
+    exec(compile(body, str(path), "exec"), result)
+    return result
 
 
 def diffusers(dtype: torch.dtype, length: int, device: str) -> Built:
     """The flash attention that diffusers' context parallelism calls, forward and backward as it registers them."""
     folder = next(Path(entry) for entry in sys.path if (Path(entry) / "diffusers").is_dir())
     names = ("_native_flash_attention_forward_op", "_native_flash_attention_backward_op")
-    found = functions_of(folder / "diffusers" / "models" / "attention_dispatch.py", names)
+    result = functions_of(folder / "diffusers" / "models" / "attention_dispatch.py", names)
 
     class Attention(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = found[names[0]](ctx, q, k, v)
+            out = result[names[0]](ctx, q, k, v)
             return out[0] if isinstance(out, tuple) else out
 
         @staticmethod
-        def backward(ctx: Any, *slopes: Tensor) -> Any:
-            return found[names[1]](ctx, slopes[0])
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return result[names[1]](ctx, grads[0])
 
     # As many heads as positions: exchanging the two axes does not show in the shapes.
     tensors = [normal(2, 16, 16, 64, dtype=dtype, device=device) for _ in range(3)]

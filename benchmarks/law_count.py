@@ -49,21 +49,21 @@ def measured(width: int, device: str) -> dict[str, Any]:
         print(f"  {stages[-1][0]:7.2f} s  {message}", flush=True)
 
     torch.manual_seed(0)
-    found = discover(blocks.Attention(width, HEADS), torch.zeros(TOKENS, width), device=device, progress=note)
+    result = discover(blocks.Attention(width, HEADS), torch.zeros(TOKENS, width), device=device, progress=note)
     note("done")
     peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
     return {
-        "parameters": found.parameters,
-        "count": found.count,
+        "parameters": result.parameters,
+        "count": result.count,
         "predicted": predicted(width),
-        "explained": found.explained,
+        "explained": result.explained,
         "forms": True,
-        "origin": found.origin,
-        "formulas": [symmetry.formula for symmetry in found.laws],
-        "ranks": list(found.ranks),
-        "gap": found.gap,
-        "verdict": found.verdict.status.value,
-        "message": found.verdict.message,
+        "origin": result.origin,
+        "formulas": [symmetry.formula for symmetry in result.laws],
+        "ranks": list(result.ranks),
+        "gap": result.gap,
+        "verdict": result.verdict.status.value,
+        "message": result.verdict.message,
         "peak_gigabytes": peak,
         "seconds": stages[-1][0],
         "stages": stages,
@@ -101,8 +101,8 @@ def shown(rows: list[dict[str, Any]], device: str) -> Table:
     table = Table(title=f"laws of attention, {TOKENS} tokens, on {device}")
     for heading in ("parameters", "laws", "predicted", "found", "formulas", "gap", "seconds", "grows as D^"):
         table.add_column(heading, justify="right")
-    for place, row in enumerate(rows):
-        power = exponent(rows[: place + 1])
+    for index, row in enumerate(rows):
+        power = exponent(rows[: index + 1])
         cells = [f"{row[key]:,}" for key in ("parameters", "count", "predicted", "explained")]
         grows = "–" if power is None else f"{power:.2f}"
         table.add_row(*cells, row["origin"], f"{row['gap']:.0e}", f"{row['seconds']:.2f}", grows)

@@ -39,27 +39,27 @@ def _best(subject: Subject, seeds: int, seconds: float) -> dict[str, Any]:
     tried: list[int] = []
     for seed in range(seeds):
         try:
-            found = count(subject, seed=seed)
+            result = count(subject, seed=seed)
         except (UnsuitableError, RuntimeError, NotImplementedError) as problem:
             return {"why": str(problem).splitlines()[0][:200]}
-        tried.append(found.count)
-        clear = found.gap >= LEAST_GAP
-        settled = found.verdict.holds
-        better = best is None or (clear, found.rank, settled) > (best["clear"], best["rank"], best["settled"])
+        tried.append(result.count)
+        clear = result.gap >= LEAST_GAP
+        decided = result.verdict.holds
+        better = best is None or (clear, result.rank, decided) > (best["clear"], best["rank"], best["settled"])
         if better:
             best = {
-                "parameters": found.parameters,
-                "count": found.count,
-                "rank": found.rank,
-                "ranks": list(found.ranks),
-                "depth": found.depth,
-                "gap": found.gap,
+                "parameters": result.parameters,
+                "count": result.count,
+                "rank": result.rank,
+                "ranks": list(result.ranks),
+                "depth": result.depth,
+                "gap": result.gap,
                 "seed": seed,
                 "clear": clear,
-                "settled": settled,
-                "message": "" if settled else found.verdict.message,
+                "settled": decided,
+                "message": "" if decided else result.verdict.message,
             }
-        agreeing = len(tried) >= 2 and settled and tried.count(found.count) >= 2 and found.count == min(tried)
+        agreeing = len(tried) >= 2 and decided and tried.count(result.count) >= 2 and result.count == min(tried)
         if agreeing or time.perf_counter() - start > seconds:
             break
     assert best is not None
@@ -83,18 +83,18 @@ def main() -> None:
         if "count" in known.get(entry.name, {}) and not options.again:
             continue
         try:
-            found = counted(entry, largest=options.largest, seeds=options.seeds, seconds=options.seconds)
+            result = counted(entry, largest=options.largest, seeds=options.seeds, seconds=options.seconds)
         except ImportError as missing:
             print(f"{entry.name}: {missing}")
             continue
         known = json.loads(FILE.read_text()) if FILE.exists() else {}
-        known[entry.name] = found
+        known[entry.name] = result
         FILE.parent.mkdir(exist_ok=True)
         FILE.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
         shown = (
-            f"{found['count']} laws of {found['parameters']}, seed {found['seed']}"
-            if "count" in found
-            else found["why"]
+            f"{result['count']} laws of {result['parameters']}, seed {result['seed']}"
+            if "count" in result
+            else result["why"]
         )
         print(f"{entry.name}: {shown}", flush=True)
 

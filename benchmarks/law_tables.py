@@ -63,27 +63,27 @@ def blocks() -> Iterator[dict[str, Any]]:
     """The blocks of this package: floating point and ball arithmetic side by side."""
     for case in zoo.CASES:
         model = case.model()
-        found = conserved.discover(model, case.sample, loss=case.loss, infer=False)
+        result = conserved.discover(model, case.sample, loss=case.loss, infer=False)
         proved = conserved.certify(case.model(), case.sample, loss=case.loss)
-        yield {**counted(found), **certified(proved), "name": case.name, "recognised": case.laws(model).independent()}
+        yield {**counted(result), **certified(proved), "name": case.name, "recognised": case.laws(model).independent()}
     for name, (build, dim) in STACKED.items():
         torch.manual_seed(0)
         model = build().double()
-        found = conserved.discover(model, torch.zeros(4, dim), infer=False)
+        result = conserved.discover(model, torch.zeros(4, dim), infer=False)
         proved = conserved.certify(model, torch.zeros(4, dim))
         exact = conserved.recognize(model).independent(exact=True)
-        yield {**counted(found), **certified(proved), "name": name, "recognised": exact}
+        yield {**counted(result), **certified(proved), "name": name, "recognised": exact}
 
 
-def counted(found: conserved.Discovery) -> dict[str, Any]:
+def counted(result: conserved.Discovery) -> dict[str, Any]:
     """What floating point says."""
     return {
-        "parameters": found.parameters,
-        "ranks": list(found.ranks),
-        "count": found.count,
-        "found": found.explained,
-        "gap": found.gap,
-        "verdict": found.verdict.status.value,
+        "parameters": result.parameters,
+        "ranks": list(result.ranks),
+        "count": result.count,
+        "found": result.explained,
+        "gap": result.gap,
+        "verdict": result.verdict.status.value,
     }
 
 
@@ -97,9 +97,9 @@ def families() -> Iterator[dict[str, Any]]:
     for family in hf_zoo.COUNTED:
         model = family.build()
         sized = hf_zoo.Computing(model)
-        found = conserved.discover(sized, family.sample, loss=family.loss, forms=False, seed=family.seed or 0)
+        result = conserved.discover(sized, family.sample, loss=family.loss, forms=False, seed=family.seed or 0)
         recognised = family.laws(model).independent()
-        yield {**counted(found), "name": family.name, "recognised": recognised}
+        yield {**counted(result), "name": family.name, "recognised": recognised}
     for name in PROVED:
         family = hf_zoo.named(name)
         size = sum(parameter.numel() for parameter in family.build().parameters())

@@ -126,11 +126,11 @@ def described(recipe: Recipe, weights: dict[str, Tensor], inputs: Tensor, step: 
     lengths = [length for length in LENGTHS if length <= inputs.shape[1]] or [inputs.shape[1]]
     rows = []
     for length in lengths if text else (0,):
-        found = probe(model, inputs[:, :length] if text else inputs.float())
-        row: dict[str, Any] = {"recipe": recipe.name, "step": step, "length": found.rows[0].length}
-        row |= {name: median(getattr(head, name) for head in found.rows) for name in DESCRIBED.split()}
-        row |= {"largest_logit": max(head.largest_logit for head in found.rows), "heads": len(found.rows)}
-        rows.append(row | {"verdict": found.verdict.status.value})
+        result = probe(model, inputs[:, :length] if text else inputs.float())
+        row: dict[str, Any] = {"recipe": recipe.name, "step": step, "length": result.rows[0].length}
+        row |= {name: median(getattr(head, name) for head in result.rows) for name in DESCRIBED.split()}
+        row |= {"largest_logit": max(head.largest_logit for head in result.rows), "heads": len(result.rows)}
+        rows.append(row | {"verdict": result.verdict.status.value})
     return rows
 
 
@@ -148,11 +148,11 @@ class Data:
         if self.key != key or self.examples is None:
             self.examples = None
             release()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             source = self.options.images if recipe.wants == "images" else self.options.text
             self.examples = examples_of(recipe, source, device=self.options.device)
             self.key = key
-            print(f"{recipe.name}: {len(self.examples):,} examples in {time.perf_counter() - begun:.1f} s", flush=True)
+            print(f"{recipe.name}: {len(self.examples):,} examples in {time.perf_counter() - start:.1f} s", flush=True)
         return self.examples
 
 
@@ -170,19 +170,19 @@ def small_runs(options: argparse.Namespace) -> None:
         micro = len(examples) if recipe.batch is None else recipe.batch
         for rate in FLOAT64_RATES:
             how = Arithmetic(products="double", micro=micro)
-            found = train_on(
+            result = train_on(
                 recipe, examples, rate=rate, seed=0, arithmetic=how, say=lambda line: print(line, flush=True)
             )
-            told(found)
-            written(found, options.output)
+            told(result)
+            written(result, options.output)
 
 
 def tables(options: argparse.Namespace) -> None:
     """One record and one file of trajectories for each kind of device among the runs of a folder."""
-    found = [LongRun.of(json.loads(gzip.decompress(p.read_bytes()))) for p in sorted(options.store.glob("*.json.gz"))]
+    result = [LongRun.of(json.loads(gzip.decompress(p.read_bytes()))) for p in sorted(options.store.glob("*.json.gz"))]
     today = datetime.now(UTC).date().isoformat()
-    for device in sorted({run.trajectory.device for run in found}):
-        runs_there = [run for run in found if run.trajectory.device == device]
+    for device in sorted({run.trajectory.device for run in result}):
+        runs_there = [run for run in result if run.trajectory.device == device]
         names = {id(run): name for name, run in runs_that_count(runs_there).items()}
         fields = [json.loads(path.read_text()) for path in sorted(options.store.glob("*.fields.json"))]
         record: dict[str, Any] = {
@@ -269,11 +269,11 @@ def laws_of(run: LongRun, told: str | None) -> list[dict[str, Any]]:
     return rows
 
 
-def step_sizes(found: list[LongRun]) -> list[dict[str, Any]]:
+def step_sizes(result: list[LongRun]) -> list[dict[str, Any]]:
     """Exponents in τ at fixed k early, in the middle and at the end, where a set-up ran at several step sizes."""
     rows: list[dict[str, Any]] = []
-    for recipe in dict.fromkeys(run.trajectory.recipe for run in found):
-        group = [run.trajectory for run in found if run.trajectory.recipe == recipe]
+    for recipe in dict.fromkeys(run.trajectory.recipe for run in result):
+        group = [run.trajectory for run in result if run.trajectory.recipe == recipe]
         if len({run.step for run in group}) < 2:
             continue
         for q in group[0].quantities:
@@ -326,13 +326,13 @@ def told(run: LongRun) -> None:
 
 def runs(options: argparse.Namespace) -> None:
     """Everything in the plan, in order, until the time is over."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     data = Data(options)
     for entry in options.plan:
         name, rate, *seed = entry.split(":")
         recipe = setup(name, options)
         how = arithmetic(recipe, options)
-        if time.perf_counter() - begun > options.seconds:
+        if time.perf_counter() - start > options.seconds:
             print(f"{entry}: no time left", flush=True)
             continue
         number = int(seed[0]) if seed else 0
@@ -343,7 +343,7 @@ def runs(options: argparse.Namespace) -> None:
             continue
         examples = data.of(recipe)
         fields = Fields(recipe, examples, options.output / f"{name}_{rate}_{number}_{how.products}.fields.json")
-        found = train_on(
+        result = train_on(
             recipe,
             examples,
             rate=float(rate),
@@ -351,7 +351,7 @@ def runs(options: argparse.Namespace) -> None:
             arithmetic=how,
             device=options.device,
             limits=Limits(
-                seconds=options.seconds - (time.perf_counter() - begun),
+                seconds=options.seconds - (time.perf_counter() - start),
                 steps=options.steps,
                 checkpoint=checkpoint,
                 every=options.every,
@@ -359,13 +359,13 @@ def runs(options: argparse.Namespace) -> None:
             say=lambda line: print(line, flush=True),
             seen=fields,
         )
-        told(found)
-        print(found.pieces[-1], flush=True)
-        path = written(found, options.output)
+        told(result)
+        print(result.pieces[-1], flush=True)
+        path = written(result, options.output)
         fields.close()
-        if found.finished:
+        if result.finished:
             done.write_text(path.name)
-        del found
+        del result
         release()
 
 
@@ -379,7 +379,7 @@ def profile(options: argparse.Namespace) -> None:
         few = replace(recipe, examples=how.micro, batch=None, steps=3)
         for products in options.modes:
             micro = max(1, how.micro // 2) if products == "double" else how.micro
-            begun = time.perf_counter()
+            start = time.perf_counter()
             try:
                 run = _timed(few, data.of(few), replace(how, products=products, micro=micro), options)
             except Exception as problem:
@@ -390,7 +390,7 @@ def profile(options: argparse.Namespace) -> None:
                 f"{name} {products}: {run['seconds']:.4f} s per {how.micro}, {run['rate'] / 1e12:.1f} Tflop/s, "
                 f"{'same' if run['same_twice'] else 'NOT THE SAME'} twice, ledger "
                 f"{run['ledger_seconds'] * 1e3:.2f} ms, note {run['note_seconds']:.2f} s, {run['gib']:.0f} GiB, "
-                f"{time.perf_counter() - begun:.1f} s in all",
+                f"{time.perf_counter() - start:.1f} s in all",
                 flush=True,
             )
             for family, each in run["families"].items():
@@ -412,12 +412,12 @@ def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argpars
             work()
             if cuda:
                 torch.cuda.synchronize()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(rounds):
                 work()
             if cuda:
                 torch.cuda.synchronize()
-            return (time.perf_counter() - begun) / rounds
+            return (time.perf_counter() - start) / rounds
 
         each = seconds(run.gradient, 3)
         former = {name: gradient.clone() for name, gradient in run.gradients.items()}

@@ -110,17 +110,17 @@ def registries(folders: list[Path]) -> dict[str, dict[str, Theirs]]:
     smooth = _table(folders, "llmcompressor/modifiers/transform/smoothquant/utils.py", "MAPPINGS_REGISTRY")
     intel = _table(folders, "auto_round/algorithms/transforms/awq/mappings.py", "AWQ_MAPPING_REGISTRY")
     return {
-        "llm-compressor AWQ": {a: [(m.smooth_layer, m.balance_layers) for m in found] for a, found in awq.items()},
+        "llm-compressor AWQ": {a: [(m.smooth_layer, m.balance_layers) for m in result] for a, result in awq.items()},
         "llm-compressor SmoothQuant": {
-            a: [(m.smooth_layers, m.balance_layers) for m in found] for a, found in smooth.items()
+            a: [(m.smooth_layers, m.balance_layers) for m in result] for a, result in smooth.items()
         },
-        "auto-round AWQ": {a: [(m.smooth_layer, m.balance_layers) for m in found] for a, found in intel.items()},
+        "auto-round AWQ": {a: [(m.smooth_layer, m.balance_layers) for m in result] for a, result in intel.items()},
     }
 
 
-def _table(folders: list[Path], place: str, name: str) -> Any:
-    path = next(folder / place for folder in folders if (folder / place).is_file())
-    spec = importlib.util.spec_from_file_location(f"registry_{abs(hash(place))}", path)
+def _table(folders: list[Path], index: str, name: str) -> Any:
+    path = next(folder / index for folder in folders if (folder / index).is_file())
+    spec = importlib.util.spec_from_file_location(f"registry_{abs(hash(index))}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -175,9 +175,9 @@ def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str]
     """Their patterns on a model: what is smoothed, what is balanced, and the patterns of what is balanced."""
     blocks: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        found = re.match(r"(.*?\.\d+)\.", name)
-        if found:
-            blocks[found.group(1)].append(name)
+        outcome = re.match(r"(.*?\.\d+)\.", name)
+        if outcome:
+            blocks[outcome.group(1)].append(name)
     result = []
     for pool in blocks.values():
         for smooth, balance in theirs:
@@ -187,7 +187,7 @@ def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str]
                     [n for n in pool if n.rpartition(".")[0] == one.rpartition(".")[0]] if len(smoothed) > 1 else pool
                 )
                 each = {pattern: matching(pattern, near) for pattern in balance}
-                readers = frozenset(n for found in each.values() for n in found) - {one}
+                readers = frozenset(n for outcome in each.values() for n in outcome) - {one}
                 result.append((one, readers, balance))
     return result
 
@@ -220,7 +220,7 @@ def carried_out(model: nn.Module, inputs: dict[str, Any], smooth: str, balance: 
     rows = maker.weight.shape[0]
     width = plain[0].shape[1] if plain else rows
     axes = [[axis for axis in (1, 2) if stack.shape[axis] == width] for stack in stacks]
-    if any(weight.shape[1] != width for weight in plain) or rows < width or any(len(found) != 1 for found in axes):
+    if any(weight.shape[1] != width for weight in plain) or rows < width or any(len(result) != 1 for result in axes):
         return None
     scales = torch.exp(0.3 * torch.randn(width, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     with torch.no_grad():
@@ -263,9 +263,9 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
         counts: Counter[str] = Counter()
         differences: dict[str, str] = {}
         seen = set()
-        for smooth, found, patterns in resolved(table[architecture], names):
+        for smooth, result, patterns in resolved(table[architecture], names):
             mine = by_smooth.get(smooth, set())
-            balance = found | _stacked(patterns, mine)
+            balance = result | _stacked(patterns, mine)
             seen.add(smooth)
             what, why = judged(model, inputs, smooth, balance, mine, by_smooth)
             counts[what] += 1
@@ -285,7 +285,7 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
 
 def _towers(model: nn.Module, by_smooth: dict[str, set[str]]) -> list[str]:
     """Image towers do not run on tokens: each is run by itself, on an image, and its mappings are added."""
-    found = []
+    result = []
     for name in ("vision_tower", "vision_model", "model.vision_tower", "model.vision_model"):
         try:
             tower = model.get_submodule(name)
@@ -302,9 +302,9 @@ def _towers(model: nn.Module, by_smooth: dict[str, set[str]]) -> list[str]:
             for one in ours:
                 for smooth in one.smooth:
                     by_smooth[f"{name}.{smooth}"] |= {f"{name}.{reader}" for reader in one.balance}
-            found.append(name)
+            result.append(name)
             break
-    return found
+    return result
 
 
 def _stacked(patterns: list[str], mine: set[str]) -> set[str]:
@@ -333,8 +333,8 @@ def judged(
     change = carried_out(model, inputs, smooth, balance)
     if mine and balance < mine:
         left = ", ".join(sorted(name.rpartition(".")[2] for name in mine - balance))
-        told = f"; carried out, outputs change by {change:.0e}" if change is not None else ""
-        return "theirs incomplete", f"{left} reads these channels too and is not balanced{told}"
+        text = f"; carried out, outputs change by {change:.0e}" if change is not None else ""
+        return "theirs incomplete", f"{left} reads these channels too and is not balanced{text}"
     if change is None:
         kind = type(model.get_submodule(smooth)).__name__
         if not list(model.get_submodule(smooth).parameters()):
@@ -371,8 +371,8 @@ def main() -> None:
             )
             print(f"{architecture}: {failed[architecture]}")
             continue
-        for registry, found in rows[-1]["registries"].items():
-            print(architecture, registry, {k: v for k, v in found.items() if v})
+        for registry, result in rows[-1]["registries"].items():
+            print(architecture, registry, {k: v for k, v in result.items() if v})
     versions = {p.name: p.parent.name for folder in options.folders for p in folder.glob("*.dist-info")}
     if not options.only:
         print(save("mapping_registries", {"rows": rows, "not built": failed, "packages": sorted(versions)}))

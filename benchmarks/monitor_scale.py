@@ -118,8 +118,8 @@ def train(precision: str, optimizer_name: str, steps: int, plant: Plant | None, 
     """Train with a default monitor; what it said, and what it took."""
     model = build(precision, device)
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
-    kept = {id(p) for p in hidden}
-    others = [p for p in model.parameters() if id(p) not in kept]
+    hidden_ids = {id(p) for p in hidden}
+    others = [p for p in model.parameters() if id(p) not in hidden_ids]
     if optimizer_name == "Muon":
         optimizers = [torch.optim.Muon(hidden, lr=1e-3), torch.optim.AdamW(others, lr=3e-4)]
     else:

@@ -37,8 +37,8 @@ def outputs(model: nn.Module, args: Any, kwargs: Any) -> Tensor:
     """All numbers that a model returns; the randomness inside it is the same in every call."""
     torch.manual_seed(0)
     with torch.no_grad(), float64.kept():
-        found = [t.double().flatten() for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
-    return torch.cat(found)
+        result = [t.double().flatten() for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
+    return torch.cat(result)
 
 
 def change(before: Tensor, after: Tensor) -> float:
@@ -111,12 +111,12 @@ def identity(laws: Any, case: Subject) -> float:
     """The largest relative residual of a gradient identity at the model's weights, silent ones left out."""
     if not len(laws):
         return 0.0
-    slopes = gradients(case)
+    grads = gradients(case)
     theta = {name: p.detach() for name, p in case.model.named_parameters()}
-    balance = laws.balance(slopes, theta)
-    pull = float(torch.stack([g.norm() for g in slopes.values()]).norm())
-    kept = balance.residuals[balance.scales > 1e-10 * max(pull, 1e-300)]
-    return float(kept.max(initial=0.0))
+    balance = laws.balance(grads, theta)
+    pull = float(torch.stack([g.norm() for g in grads.values()]).norm())
+    residuals = balance.residuals[balance.scales > 1e-10 * max(pull, 1e-300)]
+    return float(residuals.max(initial=0.0))
 
 
 def main() -> None:
@@ -129,9 +129,9 @@ def main() -> None:
     listed = [entry for entry in entries() if options.only in entry.name]
     random.Random(0).shuffle(listed)
     rows, failed = [], {}
-    begun = time.monotonic()
+    start = time.monotonic()
     for entry in listed:
-        if time.monotonic() - begun > 60 * options.minutes:
+        if time.monotonic() - start > 60 * options.minutes:
             break
         try:
             rows.append(measured(entry))

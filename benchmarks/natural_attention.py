@@ -89,14 +89,14 @@ def run(task: str, method: str, rate: float, seed: int) -> tuple[float, float]:
 
 def compared(task: str) -> dict[str, Any]:
     """Every method at the rate that did best on the worst tuning seed, over fresh seeds."""
-    found = {}
+    result = {}
     for method, (_, rates) in METHODS.items():
         # The rate whose worst seed does best: one that is best on average may diverge on the next seed.
         tuned = {rate: max(math.log10(min(run(task, method, rate, s)[0], 1e9)) for s in TUNING) for rate in rates}
         rate = min(tuned, key=lambda r: tuned[r])
         outcomes = [run(task, method, rate, seed) for seed in SEEDS]
         logs = [math.log10(min(loss, 1e9)) for loss, _ in outcomes]
-        found[method] = {
+        result[method] = {
             "rate": rate,
             "rate_at_edge_of_grid": rate in (rates[0], rates[-1]),
             "log10_loss": mean(logs),
@@ -104,7 +104,7 @@ def compared(task: str) -> dict[str, Any]:
             "losses": [loss for loss, _ in outcomes],
             "seconds_per_step": mean(seconds for _, seconds in outcomes),
         }
-    return found
+    return result
 
 
 def contraction(kind: str, damping: float, seed: int, rate: float = 0.5, steps: int = 20) -> dict[str, float]:

@@ -48,8 +48,8 @@ def trained(start: nn.Module, text: Examples, step: float) -> tuple[nn.Module, f
 
 def watched(model: nn.Module) -> LawSet:
     """The exact laws, and the quantities that look like them."""
-    found = recognize(model, loss="cross_entropy").select(lambda symmetry: symmetry.exact)
-    return LawSet(symmetries=(*found, *found.baselines()), parameters=found.parameters)
+    result = recognize(model, loss="cross_entropy").select(lambda symmetry: symmetry.exact)
+    return LawSet(symmetries=(*result, *result.baselines()), parameters=result.parameters)
 
 
 def drifts(start: nn.Module, end: nn.Module) -> dict[str, float]:

@@ -60,12 +60,12 @@ def chosen(name: str, options: argparse.Namespace) -> Recipe:
 
 def runs_of(recipe: Recipe, examples: Examples, options: argparse.Namespace) -> list[Trajectory]:
     """All step sizes, each with an equal part of the time."""
-    found: list[Trajectory] = []
+    result: list[Trajectory] = []
     share = options.seconds / len(recipe.rates)
     for rate in recipe.rates:
         start = time.perf_counter()
         group = train(recipe, examples, rate=rate, device=options.device, limits=Limits(seconds=share))
-        found += group
+        result += group
         for trajectory in group:
             stored(options.store, trajectory)
         taken = time.perf_counter() - start
@@ -74,15 +74,15 @@ def runs_of(recipe: Recipe, examples: Examples, options: argparse.Namespace) -> 
             f"{group[0].examples_per_second:,.0f} examples/s, loss {group[0].loss[0]:.3f} → {group[0].loss[-1]:.3f}",
             flush=True,
         )
-    return found
+    return result
 
 
-def rows_of(recipe: Recipe, found: list[Trajectory]) -> list[dict[str, Any]]:
+def rows_of(recipe: Recipe, result: list[Trajectory]) -> list[dict[str, Any]]:
     """One row per family: final errors by step size, and the fitted exponents in k and τ."""
-    runs = by_rate(found)
+    runs = by_rate(result)
     largest = runs[max(runs)]
     rows: list[dict[str, Any]] = []
-    for quantity in found[0].quantities:
+    for quantity in result[0].quantities:
         final = {
             f"{rate:g}": mean([run.quantity(quantity.family).mean[-1] for run in group]) for rate, group in runs.items()
         }
@@ -158,10 +158,10 @@ def main() -> None:
             f"{recipe.name}: {len(examples):,} examples of {examples.name} read in {time.perf_counter() - start:.0f} s",
             flush=True,
         )
-        found = runs_of(recipe, examples, options)
-        everything += found
-        rows += rows_of(recipe, found)
-        summary.append(summary_of(recipe, found))
+        result = runs_of(recipe, examples, options)
+        everything += result
+        rows += rows_of(recipe, result)
+        summary.append(summary_of(recipe, result))
         record = {"seconds_per_configuration": options.seconds, "configurations": summary, "table": rows}
         # After each configuration, so that what is done is kept whatever happens to the next.
         saved = save(name, shortened(record), folder=options.output)
@@ -175,7 +175,7 @@ def main() -> None:
     print(f"{len(figures)} figures in {drawn}")
 
 
-def summary_of(recipe: Recipe, found: list[Trajectory]) -> dict[str, Any]:
+def summary_of(recipe: Recipe, result: list[Trajectory]) -> dict[str, Any]:
     """What was trained, how far, how fast."""
     peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
     if torch.cuda.is_available():
@@ -184,16 +184,16 @@ def summary_of(recipe: Recipe, found: list[Trajectory]) -> dict[str, Any]:
         "configuration": recipe.name,
         "title": recipe.title,
         "sizes": dict(recipe.sizes),
-        "parameters": found[0].parameters,
-        "data": found[0].data,
-        "examples": found[0].examples,
-        "batch": found[0].batch,
+        "parameters": result[0].parameters,
+        "data": result[0].data,
+        "examples": result[0].examples,
+        "batch": result[0].batch,
         "seeds": len(recipe.seeds),
         "precision": recipe.precision,
         "weights": recipe.weights,
         "planned_steps": recipe.steps,
-        "steps": {f"{rate:g}": group[0].steps for rate, group in by_rate(found).items()},
-        "examples_per_second": max(run.examples_per_second for run in found),
+        "steps": {f"{rate:g}": group[0].steps for rate, group in by_rate(result).items()},
+        "examples_per_second": max(run.examples_per_second for run in result),
         "peak_gib": peak,
     }
 

@@ -98,10 +98,10 @@ def audited(entry: Entry) -> dict[str, Any]:
     for name, parameter in model.named_parameters():
         if parameter.grad is None or not bool(parameter.grad.any()):
             continue
-        kept = parameter.grad.clone()
-        parameter.grad[: max(1, len(kept) // 2)] *= FACTOR
+        saved = parameter.grad.clone()
+        parameter.grad[: max(1, len(saved) // 2)] *= FACTOR
         rows[name] = bool(audit(model, laws).failures)
-        parameter.grad.copy_(kept)
+        parameter.grad.copy_(saved)
     inside: dict[str, bool] = {}
     for name, module in model.named_modules():
         if name and not list(module.children()) and list(module.parameters()):

@@ -39,23 +39,23 @@ def audited(case: Planted, wrong: str) -> conserved.Audit:
 
 def row(case: Planted) -> dict[str, Any]:
     """What is seen of one case, and that the same code with a right backward is not accused."""
-    right, found = audited(case, ""), audited(case, case.defect)
-    by = [] if not found.failures else ["identity"]
-    if found.gauge is not None and found.gauge.seen and found.gauge.verdict == conserved.Verdict.REFUTED:
+    right, result = audited(case, ""), audited(case, case.defect)
+    by = [] if not result.failures else ["identity"]
+    if result.gauge is not None and result.gauge.seen and result.gauge.verdict == conserved.Verdict.REFUTED:
         by.append("gauge")
-    if any(item.matters for item in found.findings):
+    if any(item.matters for item in result.findings):
         by.append("no gradient")
     return {
         "place": case.place,
         "defect": case.defect,
-        "seen": not found.ok,
+        "seen": not result.ok,
         "by": ", ".join(by),
-        "residual": found.worst,
-        "broken": found.failures[0].name if found.failures else "",
-        "status": found.verdict.status.value,
-        "green": found.ok and found.conclusive,
-        "parameters": found.coverage.parameters,
-        "modules": found.coverage.modules,
+        "residual": result.worst,
+        "broken": result.failures[0].name if result.failures else "",
+        "status": result.verdict.status.value,
+        "green": result.ok and result.conclusive,
+        "parameters": result.coverage.parameters,
+        "modules": result.coverage.modules,
         "unseen": case.unseen,
         "right": right.verdict.status.value,
         "right_worst": right.worst,

@@ -56,8 +56,8 @@ def residuals(certificate: Certificate, model: nn.Module, inputs: list[tuple[Any
     """Return the largest relative residual of every group of laws, by its number."""
     own = dict(model.double().named_parameters())
     worst: dict[int, float] = {}
-    for place, size in enumerate(SIZES):
-        generator = torch.Generator().manual_seed(place)
+    for index, size in enumerate(SIZES):
+        generator = torch.Generator().manual_seed(index)
         with torch.no_grad():
             for parameter in own.values() if size else ():
                 parameter.copy_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
@@ -65,13 +65,13 @@ def residuals(certificate: Certificate, model: nn.Module, inputs: list[tuple[Any
             shapes = [(given.shape, first.shape) for given, first in zip(args, inputs[0], strict=True)]
             if any(given != first for given, first in shapes):
                 continue
-            slopes = _slopes(model, own, args, generator)
-            if slopes is None:
+            grads = _slopes(model, own, args, generator)
+            if grads is None:
                 continue
             theta = torch.cat([own[name].detach().reshape(-1) for name in certificate.contents.parameters])
-            slope = torch.cat([slopes[name].reshape(-1) for name in certificate.contents.parameters])
+            grad = torch.cat([grads[name].reshape(-1) for name in certificate.contents.parameters])
             for number, group in enumerate(certificate.contents.laws):
-                largest = max(_residual(form, theta, slope) for form in group)
+                largest = max(_residual(form, theta, grad) for form in group)
                 worst[number] = max(worst.get(number, 0.0), largest)
     return worst
 
@@ -92,19 +92,19 @@ def _slopes(
     if not loss.requires_grad:
         return None
     loss.backward()
-    slopes = {name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for name, p in own.items()}
-    return slopes if all(bool(torch.isfinite(slope).all()) for slope in slopes.values()) else None
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for name, p in own.items()}
+    return grads if all(bool(torch.isfinite(grad).all()) for grad in grads.values()) else None
 
 
-def _residual(form: Form, theta: Tensor, slope: Tensor) -> float:
+def _residual(form: Form, theta: Tensor, grad: Tensor) -> float:
     direction = torch.zeros_like(theta)
     for i, j, coefficient in form.quadratic:
         direction[i] += coefficient * theta[j]
     for i, coefficient in form.linear:
         direction[i] += coefficient
-    size = float((direction.abs() * slope.abs()).sum())
-    floor = FLOOR * max(1.0, float(slope.norm())) * max(1.0, float(direction.norm()))
-    return abs(float(direction @ slope)) / max(size, floor)
+    size = float((direction.abs() * grad.abs()).sum())
+    floor = FLOOR * max(1.0, float(grad.norm())) * max(1.0, float(direction.norm()))
+    return abs(float(direction @ grad)) / max(size, floor)
 
 
 def _give_up(*_: Any) -> None:

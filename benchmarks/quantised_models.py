@@ -63,8 +63,8 @@ def sentences(folder: Path) -> Case:
         if name.startswith("_") or name in ("antigravity", "this", "idlelib"):
             continue
         for value in vars(importlib.import_module(name)).values():
-            said = inspect.getdoc(value) if inspect.isfunction(value) or inspect.isclass(value) else None
-            words = said.split() if said else []
+            text = inspect.getdoc(value) if inspect.isfunction(value) or inspect.isclass(value) else None
+            words = text.split() if text else []
             if 24 <= len(words) <= 60:
                 texts[" ".join(words)] = words
     chosen = list(texts.values())[:240]
@@ -179,9 +179,9 @@ def measure(case: Case, tokenizer: Any) -> dict[str, Any]:
     plain = logits(model).log_softmax(-1)
 
     def judged(one: nn.Module) -> dict[str, float]:
-        found = logits(one)
-        divergence = F.kl_div(found.log_softmax(-1), plain, log_target=True, reduction="batchmean")
-        return {"divergence": float(divergence), "loss": float(F.cross_entropy(found, labels.to(found.device)))}
+        result = logits(one)
+        divergence = F.kl_div(result.log_softmax(-1), plain, log_target=True, reduction="batchmean")
+        return {"divergence": float(divergence), "loss": float(F.cross_entropy(result, labels.to(result.device)))}
 
     points: dict[str, nn.Module] = {"as trained": model}
     failed: dict[str, str] = {}
@@ -221,11 +221,11 @@ def measure(case: Case, tokenizer: Any) -> dict[str, Any]:
     return result
 
 
-def table(found: dict[str, list[dict[str, Any]]]) -> str:
+def table(result: dict[str, list[dict[str, Any]]]) -> str:
     """Divergence × 1000, mean over seeds ± standard error, for each model and scheme."""
     ways = ["as trained", *THEIRS, *(f"always {name}" for name in FIXED), "conserved, by scheme"]
     lines = ["| model | scheme | " + " | ".join(ways) + " |", "|---|---|" + "---:|" * len(ways)]
-    for model, seeds in found.items():
+    for model, seeds in result.items():
         for scheme in SCHEMES:
             cells = []
             for way in ways:
@@ -251,7 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
-    found: dict[str, list[dict[str, Any]]] = {}
+    outcome: dict[str, list[dict[str, Any]]] = {}
     if options.one:
         for case in options.one:
             name, seed = case.rsplit("-", 1)
@@ -267,16 +267,18 @@ def main() -> None:
         return
     if options.join:
         for file in sorted(options.models.glob("*-*.json")):
-            found.setdefault(file.stem.rsplit("-", 1)[0], []).append(json.loads(file.read_text("utf-8")))
+            outcome.setdefault(file.stem.rsplit("-", 1)[0], []).append(json.loads(file.read_text("utf-8")))
     else:
         for name in CONFIGS:
             for seed in range(options.seeds):
-                found.setdefault(name, []).append(measure(decoder(options.models / f"{name}-{seed}"), any_tokenizer()))
-                print(name, seed, found[name][-1]["chosen"], found[name][-1]["failed"], flush=True)
+                outcome.setdefault(name, []).append(
+                    measure(decoder(options.models / f"{name}-{seed}"), any_tokenizer())
+                )
+                print(name, seed, outcome[name][-1]["chosen"], outcome[name][-1]["failed"], flush=True)
         if options.minilm:
-            found["MiniLM"] = [measure(sentences(options.minilm), any_tokenizer())]
-    print(table(found), flush=True)
-    save("quantised_models", {"models": found})
+            outcome["MiniLM"] = [measure(sentences(options.minilm), any_tokenizer())]
+    print(table(outcome), flush=True)
+    save("quantised_models", {"models": outcome})
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def train(name: str, seed: int, folder: Path, steps: int, device: str = "cpu") -
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     test = batch(held, 64, torch.Generator().manual_seed(0))
     curve = []
-    begun = time.time()
+    start = time.time()
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(model, batch(tokens, 16, generator)).backward()
@@ -97,7 +97,7 @@ def train(name: str, seed: int, folder: Path, steps: int, device: str = "cpu") -
                 curve.append(float(loss_of(model.eval(), test)))
             model.train()
     model.eval().save_pretrained(folder)
-    record = {"steps": steps, "seconds": round(time.time() - begun), "held-out loss": curve}
+    record = {"steps": steps, "seconds": round(time.time() - start), "held-out loss": curve}
     (folder / "training.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     print(name, seed, record["seconds"], "s", [round(v, 3) for v in curve[-5:]], flush=True)
 

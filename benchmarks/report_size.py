@@ -61,28 +61,28 @@ def measured(folder: Path) -> Iterator[dict[str, Any]]:
     for rows in (0, *ROWS):
         store = folder / f"{rows}.db"
         random_ledger(store, rows, laws=LAWS)
-        found: dict[str, Any] = {"rows": rows, "store_mb": store.stat().st_size / 1e6}
-        found |= reported(store, folder / "page.html") | {"page_mb": (folder / "page.html").stat().st_size / 1e6}
+        result: dict[str, Any] = {"rows": rows, "store_mb": store.stat().st_size / 1e6}
+        result |= reported(store, folder / "page.html") | {"page_mb": (folder / "page.html").stat().st_size / 1e6}
         with RunStore(store) as opened:
             start = time.perf_counter()
             digest(opened, "run")
-            found["digest_seconds"] = time.perf_counter() - start
+            result["digest_seconds"] = time.perf_counter() - start
         if 0 < rows <= SLOW:
-            found["query_seconds"] = queried(store, "cross join")
-            found["query_seconds_before"] = queried(store, "join")
-        yield found
+            result["query_seconds"] = queried(store, "cross join")
+            result["query_seconds_before"] = queried(store, "join")
+        yield result
         store.unlink()
 
 
 def main() -> None:
     """Measure, print and save."""
     version = sqlite3.sqlite_version
-    found = []
+    result = []
     with tempfile.TemporaryDirectory() as folder:
         for row in measured(Path(folder)):
             print(row, flush=True)
-            found.append(row)
-    print(f"saved {save('report_size', {'sqlite': version, 'laws': LAWS, 'causes': len(CAUSES), 'reports': found})}")
+            result.append(row)
+    print(f"saved {save('report_size', {'sqlite': version, 'laws': LAWS, 'causes': len(CAUSES), 'reports': result})}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def main() -> None:
         note(**{"passes": passes, f"share at {batch * length} tokens": share})
     cell.laws = {"cross_entropy": laws, "any": laws}
     options = argparse.Namespace(regimes="fresh", cell_seconds=chosen.planted)
-    note(table=table(cell, options, lambda found: note(table=found)))
+    note(table=table(cell, options, lambda result: note(table=result)))
     allocated = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
     note(**{"GB at most": allocated})
 

@@ -66,12 +66,12 @@ def flipped(value: Tensor, bit: int) -> Tensor:
 def flip_entry(values: Tensor, rng: np.random.Generator) -> Callable[[], None]:
     """Flip a random bit of a random entry in place; the result puts it right again."""
     flat = values.view(-1)
-    place = int(rng.integers(flat.numel()))
-    kept = flat[place].clone()
-    flat[place] = flipped(kept, int(rng.integers(8 * values.element_size())))
+    index = int(rng.integers(flat.numel()))
+    saved = flat[index].clone()
+    flat[index] = flipped(saved, int(rng.integers(8 * values.element_size())))
 
     def restore() -> None:
-        flat[place] = kept
+        flat[index] = saved
 
     return restore
 
@@ -182,9 +182,9 @@ class Run:
         self.model.zero_grad(set_to_none=True)
         loss = self.cell.loss(tokens)
         loss.backward(retain_graph=flips)
-        found = self.audit(ClosureReplay(self.model, partial(self.cell.loss, tokens)), self.peaks)
-        if found.failures or found.corrupted:
-            self.alarms.append(f"audit, step {self.identities.step.number}: {found.verdict.message}"[:300])
+        result = self.audit(ClosureReplay(self.model, partial(self.cell.loss, tokens)), self.peaks)
+        if result.failures or result.corrupted:
+            self.alarms.append(f"audit, step {self.identities.step.number}: {result.verdict.message}"[:300])
         norms = norms_of(list(self.gradients().values()))
         if flips:
             replay = KeptReplay(self.model, partial(self.cell.loss, tokens))
@@ -210,10 +210,10 @@ class Run:
             gradients = self.gradients()
             moved = torch.stack([torch.dist(gradients[name], clean[name]).float() for name in clean]).cpu().numpy()
             size = float((moved / sizes).max())
-            found = self.audit(replay, copy.deepcopy(self.peaks))
+            result = self.audit(replay, copy.deepcopy(self.peaks))
             tensors, everything = self.gradient_norms.spikes(norms_of(list(gradients.values())))
-            infinite = any(item.trouble == "not finite" for item in found.findings)
-            seen = bool(found.failures or found.corrupted or infinite)
+            infinite = any(item.trouble == "not finite" for item in result.findings)
+            seen = bool(result.failures or result.corrupted or infinite)
             self._count("inside", size, seen, bool(tensors.any()), everything)
 
     def flip_gradients(self, replay: KeptReplay) -> None:
@@ -227,8 +227,8 @@ class Run:
             restore = flip_entry(gradients[name], self.rng)
             now = float(gradients[name].float().norm())
             if not math.isfinite(now):
-                found = self.audit(replay, copy.deepcopy(self.peaks))
-                seen = bool(found.failures or found.corrupted or found.findings)
+                result = self.audit(replay, copy.deepcopy(self.peaks))
+                seen = bool(result.failures or result.corrupted or result.findings)
                 self._count("gradients", math.nan, seen, True, True)
                 restore()
                 continue
@@ -236,13 +236,13 @@ class Run:
             restore()
             together.append((name, float(torch.dist(wrong, gradients[name])) / max(sizes[name], 1e-30), restore))
             gradients[name].copy_(wrong)
-        found = self.audit(replay, copy.deepcopy(self.peaks))
+        result = self.audit(replay, copy.deepcopy(self.peaks))
         after = norms_of(list(gradients.values()))
         tensors, _ = self.gradient_norms.spikes(after)
         flipped_names = {name for name, _, _ in together}
-        rows = [flipped_names.intersection(row.parameters) for row in found.failures]
+        rows = [flipped_names.intersection(row.parameters) for row in result.failures]
         # An identity of two flipped tensors names neither of them.
-        named = {next(iter(row)) for row in rows if len(row) == 1} | {entry.parameter for entry in found.corrupted}
+        named = {next(iter(row)) for row in rows if len(row) == 1} | {entry.parameter for entry in result.corrupted}
         for name, size, restore in together:
             alone = before.copy()
             alone[names.index(name)] = after[names.index(name)]
@@ -258,15 +258,15 @@ class Run:
         if flips:
             norms = self._updates()
             for name in self._drawn(list(self.named)) if len(self.update_norms.past) > 3 else ():
-                weights, place = self.named[name].detach(), list(self.named).index(name)
+                weights, index = self.named[name].detach(), list(self.named).index(name)
                 before = weights.clone()
                 restore = flip_entry(weights, self.rng)
                 change = float(torch.dist(weights.double(), before.double()))
                 now = norms.copy()
                 # The flipped entry adds to the update, in a direction of its own.
-                now[place] = math.hypot(norms[place], change) if math.isfinite(change) else math.inf
+                now[index] = math.hypot(norms[index], change) if math.isfinite(change) else math.inf
                 tensors, everything = self.update_norms.spikes(now)
-                together.append((name, change / norms[place], bool(tensors[place]), everything, restore))
+                together.append((name, change / norms[index], bool(tensors[index]), everything, restore))
             self.update_norms.past.append(norms)
         self.identities.after_optimizer(self.optimizer)
         self.identities.after_step()
@@ -302,9 +302,9 @@ class Run:
         weights = np.array([self.named[name].numel() for name in names], dtype=np.float64) ** 0.5
         order = self.rng.choice(len(names), size=len(names), replace=False, p=weights / weights.sum())
         chosen: dict[str, str] = {}
-        for place in order.tolist():
-            layer = re.search(r"\.(\d+)\.", names[place])
-            chosen.setdefault(layer[1] if layer else "ends", names[place])
+        for index in order.tolist():
+            layer = re.search(r"\.(\d+)\.", names[index])
+            chosen.setdefault(layer[1] if layer else "ends", names[index])
         return list(chosen.values())[:BATCH]
 
     def _count(self, where: str, size: float, seen: bool, tensor: bool, everything: bool) -> None:
@@ -313,10 +313,10 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return what was seen so far."""
-        kept = {"clean steps": self.clean, "alarms in clean steps": len(self.alarms), "alarms": self.alarms[:10]}
+        record = {"clean steps": self.clean, "alarms in clean steps": len(self.alarms), "alarms": self.alarms[:10]}
         sums = next(one for one in self.identities.identities if isinstance(one, UpdateRule))
         off = self.identities._boundary.off("identity of " + sums.name)
-        return kept | {"other codes": dict(self.other_codes), "block sums off": bool(off), "flips": self.counts}
+        return record | {"other codes": dict(self.other_codes), "block sums off": bool(off), "flips": self.counts}
 
 
 def main() -> None:

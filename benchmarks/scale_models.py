@@ -189,15 +189,15 @@ def _named(model: nn.Module, *parts: str) -> str:
 def _rows(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
     width, _, _, heads, _ = WIDTHS[size]
     head = width // heads
-    found: dict[str, tuple[str, Rows]] = {
+    result: dict[str, tuple[str, Rows]] = {
         "key head": (_named(model, "k_proj.weight"), slice(0, head)),
         "value head": (_named(model, "v_proj.weight"), slice(0, head)),
         "gain": (_named(model, "input_layernorm.weight"), slice(None)),
         "embedding rows": (_named(model, "embed_tokens.weight"), slice(0, 200)),
     }
     if any("lm_head" in name for name, _ in model.named_parameters()):
-        found["head"] = (_named(model, "lm_head.weight"), slice(None))
-    return found
+        result["head"] = (_named(model, "lm_head.weight"), slice(None))
+    return result
 
 
 def _llama_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
@@ -212,12 +212,12 @@ def _mixtral_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]
         if p.ndim == 2 and p.shape[0] == 4 and "layers" in name
     )
     experts = {name: p for name, p in model.named_parameters() if name.endswith("experts.gate_up_proj")}
-    found: dict[str, tuple[str, Rows]] = {**_rows(model, size)}
+    result: dict[str, tuple[str, Rows]] = {**_rows(model, size)}
     if experts:
         name, weights = [*experts.items()][len(experts) // 2]
-        found["up"] = (name, (slice(1, 2), slice(weights.shape[1] // 2, None)))
+        result["up"] = (name, (slice(1, 2), slice(weights.shape[1] // 2, None)))
     # A factor on all of a router's gradient keeps its sum zero: one expert's row is what its law sees.
-    return found | {"router, one expert": (router, slice(1, 2))}
+    return result | {"router, one expert": (router, slice(1, 2))}
 
 
 def _gpt2_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:

@@ -97,8 +97,8 @@ class Cell:
         with torch.autocast(self.device, self.kind or torch.bfloat16, enabled=self.kind is not None):
             logits = MAKERS[self.maker].logits(self.model, tokens)[:, :-1].flatten(0, 1)
             labels = tokens[:, 1:].flatten()
-        found = _loss(logits, labels, how)
-        return found * SCALE if self.precision == "fp16" else found
+        result = _loss(logits, labels, how)
+        return result * SCALE if self.precision == "fp16" else result
 
     def backward(self, tokens: Tensor, how: str = "plain") -> None:
         self.model.zero_grad(set_to_none=True)
@@ -126,8 +126,8 @@ def _loss(logits: Tensor, labels: Tensor, how: str) -> Tensor:
     if how == "sum":
         return F.cross_entropy(logits.float(), labels, reduction="sum")
     smoothing = 0.1 if how == "label smoothing" else 0.0
-    found = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
-    return found + 1e-3 * logits.float().logsumexp(-1).square().mean() if how == "z-loss" else found
+    result = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+    return result + 1e-3 * logits.float().logsumexp(-1).square().mean() if how == "z-loss" else result
 
 
 def _plain(logits: Tensor, labels: Tensor) -> Tensor:
@@ -146,9 +146,9 @@ def regimes(cell: Cell, generator: torch.Generator, *, trained: bool) -> Iterato
         few = min(cell.vocabulary, 200)
         _train(cell, optimizer, partial(draw, 2, long, few), 20)
         yield "20 steps", partial(draw, 2, long, few)
-        kept = draw(2, 32)
-        _train(cell, optimizer, lambda: kept, 60)
-        yield "overfitted", lambda: kept[:, : int(torch.randint(8, 33, (), generator=generator))]
+        batch = draw(2, 32)
+        _train(cell, optimizer, lambda: batch, 60)
+        yield "overfitted", lambda: batch[:, : int(torch.randint(8, 33, (), generator=generator))]
         for group in optimizer.param_groups:
             group["lr"] = 1e-2
         _train(cell, optimizer, partial(draw, 2, long, few), 2)
@@ -173,7 +173,7 @@ def _train(cell: Cell, optimizer: torch.optim.Optimizer, draw: Callable[[], Tens
 def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, Any]:
     """Wrong factors on parts of the gradient of one pass, fresh and after 20 steps."""
     generator = torch.Generator().manual_seed(cell.seed)
-    found: dict[str, Any] = {"planted": {}, "sensitivity": {}, "clean": {}}
+    result: dict[str, Any] = {"planted": {}, "sensitivity": {}, "clean": {}}
     began = time.perf_counter()
     for regime in options.regimes.split(","):
         if regime == "20 steps":
@@ -187,11 +187,13 @@ def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
         alone, replayed = cell.audit(None), cell.audit(tokens)
         compared = cell.audit(tokens, reference=True, sized=False) if cell.parameters < 3e9 else None
         words = {"alone": alone, "replayed": replayed} | ({} if compared is None else {"compared": compared})
-        found["clean"][regime] = {name: one.verdict.status.value for name, one in words.items()}
-        found["clean"][regime]["messages"] = [one.verdict.message[:300] for one in words.values() if not one.conclusive]
+        result["clean"][regime] = {name: one.verdict.status.value for name, one in words.items()}
+        result["clean"][regime]["messages"] = [
+            one.verdict.message[:300] for one in words.values() if not one.conclusive
+        ]
         if compared is not None and compared.comparison is not None:
             seen = compared.comparison
-            found["clean"][regime] |= {
+            result["clean"][regime] |= {
                 "obstacle": seen.obstacle,
                 "rows compared": seen.coverage,
                 "largest difference over 6 σ": max((d.excess for d in seen.differences), default=0.0),
@@ -199,19 +201,19 @@ def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
                 "scale": str(compared.scale),
             }
         assert alone.sensitivity is not None
-        found["sensitivity"][regime] = dict(alone.sensitivity.families)
-        found["planted"][regime] = {}
+        result["sensitivity"][regime] = dict(alone.sensitivity.families)
+        result["planted"][regime] = {}
         for target, (name, rows) in MAKERS[cell.maker].targets(cell.model, cell.size).items():
             if time.perf_counter() - began > options.cell_seconds:
                 print(f"not planted for lack of time: {target}, {regime}", flush=True)
                 continue
-            said = _planted(cell, tokens, target, name, rows)
+            text = _planted(cell, tokens, target, name, rows)
             family = LAW_OF.get(target, "")
             legs = [s for (law, parameter), s in alone.sensitivity.legs.items() if parameter == name and family in law]
-            found["planted"][regime][target] = said | {"stated": min(legs, default=None)}
-            print(regime, target, found["planted"][regime][target], f"{time.perf_counter() - began:.0f} s", flush=True)
-            store(found)
-    return found
+            result["planted"][regime][target] = text | {"stated": min(legs, default=None)}
+            print(regime, target, result["planted"][regime][target], f"{time.perf_counter() - began:.0f} s", flush=True)
+            store(result)
+    return result
 
 
 def _planted(cell: Cell, tokens: Tensor, target: str, name: str, rows: Rows) -> dict[str, str]:
@@ -222,27 +224,27 @@ def _planted(cell: Cell, tokens: Tensor, target: str, name: str, rows: Rows) -> 
     """
     gradient = cell.model.get_parameter(name).grad
     assert gradient is not None
-    kept = gradient[rows].clone()
-    said = {"alone": "", "replayed": "", "compared": ""}
+    saved = gradient[rows].clone()
+    text = {"alone": "", "replayed": "", "compared": ""}
     part = target in PARTS
     for factor in FACTORS:
-        gradient[rows] = kept * factor
-        said["alone"] += LETTERS[cell.audit(None, sized=False).verdict.status.value]
-        asked = factor in ((1.02, 1.05, -1.0) if part else (1.02, -1.0)) or (not part and said["alone"][-1] != "R")
+        gradient[rows] = saved * factor
+        text["alone"] += LETTERS[cell.audit(None, sized=False).verdict.status.value]
+        asked = factor in ((1.02, 1.05, -1.0) if part else (1.02, -1.0)) or (not part and text["alone"][-1] != "R")
         asked = asked and (cell.parameters < 3e9 or factor in (1.02, -1.0))
-        said["replayed"] += LETTERS[cell.audit(tokens, sized=False).verdict.status.value] if asked else "-"
+        text["replayed"] += LETTERS[cell.audit(tokens, sized=False).verdict.status.value] if asked else "-"
         if part and cell.parameters < 3e9:
             compare = factor in (1.02, 1.05)
             again = cell.audit(tokens, sized=False, reference=True) if compare else None
-            said["compared"] += "-" if again is None else LETTERS[again.verdict.status.value]
-    gradient[rows] = kept
-    return said
+            text["compared"] += "-" if again is None else LETTERS[again.verdict.status.value]
+    gradient[rows] = saved
+    return text
 
 
 def clean(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, Any]:
     """Right passes; what was said of them, by regime, and the families that were left open."""
     generator = torch.Generator().manual_seed(cell.seed)
-    said: Counter[str] = Counter()
+    text: Counter[str] = Counter()
     alone: Counter[str] = Counter()
     compared: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -263,7 +265,7 @@ def clean(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
             alone[f"{regime}: {first.verdict.status.value}"] += 1
             with_reference = number % options.compare_every == 0 and cell.parameters < 1e9
             one = cell.audit(tokens, how, sized=False, reference=with_reference)
-            said[f"{regime}: {one.verdict.status.value}"] += 1
+            text[f"{regime}: {one.verdict.status.value}"] += 1
             if with_reference and one.comparison is not None:
                 status = "not compared" if one.comparison.obstacle else one.comparison.verdict.status.value
                 held = "not asked" if one.scale is None else one.scale.verdict.status.value
@@ -278,7 +280,7 @@ def clean(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
                 words = f"{first.failures[0].residual:.3g} {first.verdict.message[:200]}"
                 reasons[f"ALONE {regime}, {how}: refuted ({names}) {words}"] += 1
         result = {
-            "replayed": said,
+            "replayed": text,
             "alone": alone,
             "compared": compared,
             "largest difference over 6 σ": largest,
@@ -330,8 +332,8 @@ def main() -> None:
         try:
             cell.build()
             record |= {"parameters": cell.parameters, "families": dict(_families(cell.laws["cross_entropy"]))}
-            kept = partial(_store_with, store, record)
-            record |= {"table": table, "clean": clean}[chosen.what](cell, chosen, kept)
+            saved = partial(_store_with, store, record)
+            record |= {"table": table, "clean": clean}[chosen.what](cell, chosen, saved)
         except Exception as problem:
             record["error"] = f"{type(problem).__name__}: {problem}"[:400]
         record["took"] = time.perf_counter() - start
@@ -344,8 +346,8 @@ def main() -> None:
             torch.cuda.empty_cache()
 
 
-def _store_with(store: Store, record: dict[str, Any], found: dict[str, Any]) -> None:
-    store(record | found | {"unfinished": True})
+def _store_with(store: Store, record: dict[str, Any], result: dict[str, Any]) -> None:
+    store(record | result | {"unfinished": True})
 
 
 def _families(laws: Any) -> Counter[str]:

@@ -107,8 +107,8 @@ def told_apart(wrong: list[str], right: list[str]) -> list[str]:
     """Return parts of the lines of the wrong run that the right one has not, numbers and alarms left out."""
 
     def parts(lines: list[str]) -> dict[str, str]:
-        said = [line.removeprefix("conserved: ") for line in lines if line.startswith("conserved: ")]
-        pieces = [part.strip() for line in said for part in line.split(";")]
+        text = [line.removeprefix("conserved: ") for line in lines if line.startswith("conserved: ")]
+        pieces = [part.strip() for line in text for part in line.split(";")]
         return {re.sub(r"\d[\d.,e+-]*", "0", part): part for part in pieces}
 
     known = parts(right)
@@ -157,9 +157,9 @@ def _play(rank: int, folder: str, names: list[str]) -> None:
     for one in CASES:
         if one.processes == 2 and one.name in names:
             for wrong in (True, False):
-                found = alarms_of(one.program(wrong, rank))
+                result = alarms_of(one.program(wrong, rank))
                 path = Path(folder) / f"{names.index(one.name)}.{wrong}.{rank}"
-                path.write_text(json.dumps([found, listener.take()]))
+                path.write_text(json.dumps([result, listener.take()]))
                 dist.barrier()
     dist.destroy_process_group()
 
@@ -171,10 +171,10 @@ def run_together(cases: list[Case]) -> list[dict[str, Any]]:
         start_processes(_play, args=(folder, names), nprocs=2, start_method="spawn")
         rows = []
         for index, one in enumerate(cases):
-            (wrong, said), (right, also) = (
+            (wrong, text), (right, also) = (
                 json.loads((Path(folder) / f"{index}.{w}.0").read_text()) for w in (True, False)
             )
-            rows.append(judge(one, wrong, right, (said, also)))
+            rows.append(judge(one, wrong, right, (text, also)))
     return rows
 
 

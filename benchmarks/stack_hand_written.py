@@ -375,7 +375,7 @@ def pipeline(
         tokens = tokens_of(number)
         floats = torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(number))
         optimizer.zero_grad()
-        kept: list[tuple[Tensor, Tensor]] = []
+        saved: list[tuple[Tensor, Tensor]] = []
         loss = None
         for piece in range(micro):
             if rank == 0:
@@ -387,8 +387,8 @@ def pipeline(
             out = model(x)
             if rank < world - 1:
                 dist.send(out.detach(), rank + 1)
-            kept.append((x, out))
-        for piece, (x, out) in enumerate(kept):
+            saved.append((x, out))
+        for piece, (x, out) in enumerate(saved):
             if rank == world - 1:
                 target = tokens[piece : piece + 1, 1:]
                 loss = out.square().mean() if alike else loss_of(out, target)

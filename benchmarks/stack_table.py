@@ -118,12 +118,12 @@ def run(name: str, world: int, modules: list[str], *, watched: bool = True) -> d
         for rank, log in logs.items():
             print(f"--- rank {rank}\n{log.read_text()[-4000:] if log.exists() else ''}")
     files = [Path(f"{folder}/{rank}.json") for rank in range(world)]
-    said: list[dict[str, Any]] = [
+    text: list[dict[str, Any]] = [
         json.loads(one.read_text()) if one.exists() else {"error": "no result"} for one in files
     ]
-    errors = [one["error"] for one in said if "error" in one]
-    alarms = [alarm | {"reported_by": rank} for rank, one in enumerate(said) for alarm in one.get("alarms", [])]
-    return {"processes": world, "hangs": hangs, "errors": errors, **said[0], "alarms": alarms}
+    errors = [one["error"] for one in text if "error" in one]
+    alarms = [alarm | {"reported_by": rank} for rank, one in enumerate(text) for alarm in one.get("alarms", [])]
+    return {"processes": world, "hangs": hangs, "errors": errors, **text[0], "alarms": alarms}
 
 
 def main() -> None:

@@ -540,9 +540,9 @@ def shared_pipe(rank: int, world: int, sums: bool = True, order: bool = True, cl
                 dist.send(x.grad.contiguous(), 0)
 
         warm = 2 if rank == 0 else 1
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             waiting.append(forward(part))
-            if place + 1 >= warm:
+            if index + 1 >= warm:
                 backward(0 if order or rank == 1 else -1)
         while waiting:
             backward()
@@ -750,8 +750,8 @@ def uneven_accumulation(rank: int, world: int, left_on: int = 99) -> Training:
         batches = [make_tokens(DecoderConfig(), step=10 * number + m, rank=rank, batch=1 + rank) for m in range(micro)]
         count = torch.tensor(float(sum(b[:, 1:].numel() for b in batches)))
         dist.all_reduce(count)
-        for place, tokens in enumerate(batches):
-            with model.no_sync() if place < micro - 1 or number >= left_on else nullcontext():
+        for index, tokens in enumerate(batches):
+            with model.no_sync() if index < micro - 1 or number >= left_on else nullcontext():
                 logits = model(tokens[:, :-1])
                 loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum") * world / count
                 loss.backward()
@@ -1073,12 +1073,12 @@ class GroupMLP(nn.Module):
 
     def __init__(self, group: Any, seed: int) -> None:
         super().__init__()
-        place, size = dist.get_rank(group), dist.get_world_size(group)
+        index, size = dist.get_rank(group), dist.get_world_size(group)
         generator = torch.Generator().manual_seed(seed)
         self.group = group
         self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Parameter((torch.randn(HIDDEN, WIDTH, generator=generator) * 0.2).chunk(size)[place].clone())
-        self.down = nn.Parameter((torch.randn(WIDTH, HIDDEN, generator=generator) * 0.2).chunk(size, 1)[place].clone())
+        self.up = nn.Parameter((torch.randn(HIDDEN, WIDTH, generator=generator) * 0.2).chunk(size)[index].clone())
+        self.down = nn.Parameter((torch.randn(WIDTH, HIDDEN, generator=generator) * 0.2).chunk(size, 1)[index].clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the layer."""
@@ -1146,11 +1146,11 @@ def taught(rank: int, world: int, reloads: bool = False) -> Training:
     teacher = make_decoder(seed=5).requires_grad_(False).eval()
     model = DistributedDataParallel(make_decoder())
     optimizer = adamw(model)
-    kept = {k: v.clone() for k, v in make_decoder(seed=6).state_dict().items()}
+    saved = {k: v.clone() for k, v in make_decoder(seed=6).state_dict().items()}
 
     def step(number: int) -> Tensor:
         if number == 3 and reloads and rank == 0:
-            model.module.load_state_dict(kept, strict=False)
+            model.module.load_state_dict(saved, strict=False)
         optimizer.zero_grad()
         tokens = make_tokens(DecoderConfig(), step=number, rank=rank)
         out = model(tokens[:, :-1]).log_softmax(-1)

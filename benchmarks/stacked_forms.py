@@ -50,15 +50,15 @@ def measured(model: nn.Module, width: int) -> dict[str, Any]:
         if message.startswith("reading laws off"):
             forms.append(time.process_time())
 
-    found = discover(model, torch.zeros(TOKENS, width), progress=note)
+    result = discover(model, torch.zeros(TOKENS, width), progress=note)
     end = time.process_time()
     return {
-        "parameters": found.parameters,
-        "count": found.count,
-        "explained": found.explained,
-        "complete": found.complete,
-        "origin": found.origin,
-        "gap": found.gap,
+        "parameters": result.parameters,
+        "count": result.count,
+        "explained": result.explained,
+        "complete": result.complete,
+        "origin": result.origin,
+        "gap": result.gap,
         "seconds": time.perf_counter() - clock,
         "processor_seconds": end - used,
         "forms_processor_seconds": end - forms[0] if forms else 0.0,

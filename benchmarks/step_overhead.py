@@ -184,10 +184,10 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
     for way, watch in ways_of(name).items():
         twin = copy.deepcopy(model)
         run = runs[way] = Run(twin, OPTIMIZERS[name](twin), batch, shape["vocab"])
-        found = watch(run)
-        if isinstance(found, Monitor):
-            monitors[way] = found
-        run.after = found.step if isinstance(found, Monitor) else found
+        result = watch(run)
+        if isinstance(result, Monitor):
+            monitors[way] = result
+        run.after = result.step if isinstance(result, Monitor) else result
     # What all these monitors know, which a run has once, would be gone through by every collection of garbage.
     gc.collect()
     gc.freeze()
@@ -252,20 +252,20 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading in ("optimizer", "way of watching") else "right")
     record = {}
     for name in chosen.optimizer or OPTIMIZERS:
-        found = record[name] = measured(name, SHAPES[kind], batch, chosen.device, chosen.rounds)
-        print(f"{name}: {found['parameters']:,} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step")
-        for way, taken in found["seconds"].items():
-            share = f"{found['held_share'][way]:.2%}" if way in found["held_share"] else "–"
-            low, high = found["overhead_range"][way]
+        result = record[name] = measured(name, SHAPES[kind], batch, chosen.device, chosen.rounds)
+        print(f"{name}: {result['parameters']:,} parameters, {result['laws']} laws, {result['tokens']:,} tokens a step")
+        for way, taken in result["seconds"].items():
+            share = f"{result['held_share'][way]:.2%}" if way in result["held_share"] else "–"
+            low, high = result["overhead_range"][way]
             table.add_row(
                 name,
                 way,
                 f"{1e3 * taken:.1f}",
-                f"{found['overhead'][way]:+.2%}",
+                f"{result['overhead'][way]:+.2%}",
                 f"{low:+.2%} … {high:+.2%}",
-                f"{found['processor_overhead'][way]:+.2%}",
-                f"{1e3 * found['alone_seconds'][way]:.1f}",
-                f"{found['alone_share'][way]:.2%}",
+                f"{result['processor_overhead'][way]:+.2%}",
+                f"{1e3 * result['alone_seconds'][way]:.1f}",
+                f"{result['alone_share'][way]:.2%}",
                 share,
             )
         path = save("step_overhead", {"optimizers": record, "batch": batch, "rounds": chosen.rounds})

@@ -42,10 +42,10 @@ def _case(case: ElementTree.Element) -> tuple[str, float]:
     """A test, with its file and class, and the processor time it took."""
     given = {one.get("name"): one.get("value") for one in case.iter("property")}
     names = case.get("classname", "").split(".")
-    file = next((place for place, name in enumerate(names) if name.startswith("test_")), 0)
-    place = "::".join(names[file:])
+    file = next((index for index, name in enumerate(names) if name.startswith("test_")), 0)
+    index = "::".join(names[file:])
     seconds = given.get("processor_seconds") or case.get("time") or 0.0
-    return f"{place}::{case.get('name', '')}", float(seconds)
+    return f"{index}::{case.get('name', '')}", float(seconds)
 
 
 def main() -> None:

@@ -263,8 +263,8 @@ class TrainCheck:
         seconds, text = self.run(
             [str(self.binaries / "traincheck-check"), "-f", str(trace), "-i", "invariants.json"]
         )  # fmt: skip
-        found = max(self.folder.glob(f"traincheck_checker_results*/{trace.name}/failed.log"), default=None)
-        failed = re.findall(r'"text_description": "([^"]*)"', found.read_text()) if found is not None else []
+        result = max(self.folder.glob(f"traincheck_checker_results*/{trace.name}/failed.log"), default=None)
+        failed = re.findall(r'"text_description": "([^"]*)"', result.read_text()) if result is not None else []
         return {"seconds": seconds, "violated": failed, "output": text[-400:] if not failed else ""}
 
 

@@ -38,12 +38,12 @@ def _forward(q_at, k_at, v_at, o_at, log_sum_at, scale, length, width: tl.conste
     total = tl.zeros([block], tl.float32)
     output = tl.zeros([block, width], tl.float32)
     for first in range(0, start + block, block):
-        places = first + tl.arange(0, block)
-        there = places[:, None] < length
-        k = tl.load(k_at + base + places[:, None] * width + columns[None, :], mask=there, other=0.0)
-        v = tl.load(v_at + base + places[:, None] * width + columns[None, :], mask=there, other=0.0)
+        indices = first + tl.arange(0, block)
+        there = indices[:, None] < length
+        k = tl.load(k_at + base + indices[:, None] * width + columns[None, :], mask=there, other=0.0)
+        v = tl.load(v_at + base + indices[:, None] * width + columns[None, :], mask=there, other=0.0)
         score = tl.dot(q, tl.trans(k)) * scale
-        seen = (rows[:, None] >= places[None, :]) & (places[None, :] < length)
+        seen = (rows[:, None] >= indices[None, :]) & (indices[None, :] < length)
         score = tl.where(seen, score, float("-inf"))
         highest = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp(score - highest[:, None])
@@ -65,11 +65,11 @@ def _backward_keys(
     start = tl.program_id(0) * block
     base = tl.program_id(1) * length * width
     row_base = tl.program_id(1) * length
-    places = start + tl.arange(0, block)
+    indices = start + tl.arange(0, block)
     columns = tl.arange(0, width)
-    there = places[:, None] < length
-    k = tl.load(k_at + base + places[:, None] * width + columns[None, :], mask=there, other=0.0)
-    v = tl.load(v_at + base + places[:, None] * width + columns[None, :], mask=there, other=0.0)
+    there = indices[:, None] < length
+    k = tl.load(k_at + base + indices[:, None] * width + columns[None, :], mask=there, other=0.0)
+    v = tl.load(v_at + base + indices[:, None] * width + columns[None, :], mask=there, other=0.0)
     dk = tl.zeros([block, width], tl.float32)
     dv = tl.zeros([block, width], tl.float32)
     begin = start
@@ -89,19 +89,19 @@ def _backward_keys(
             shift = rows + 1
         delta = tl.load(delta_at + row_base + shift, mask=shift < length, other=0.0)
         weight = tl.exp(tl.dot(q, tl.trans(k)) * scale - log_sum[:, None])
-        seen = (rows[:, None] < length) & (places[None, :] < length)
+        seen = (rows[:, None] < length) & (indices[None, :] < length)
         if defect != 3:
-            seen = seen & (rows[:, None] >= places[None, :])
+            seen = seen & (rows[:, None] >= indices[None, :])
         weight = tl.where(seen, weight, 0.0)
         dv += tl.dot(tl.trans(weight.to(do.dtype)), do)
-        slope = tl.dot(do, tl.trans(v))
+        grad = tl.dot(do, tl.trans(v))
         if defect != 1:
-            slope = slope - delta[:, None]
-        dk += tl.dot(tl.trans((weight * slope).to(q.dtype)), q)
+            grad = grad - delta[:, None]
+        dk += tl.dot(tl.trans((weight * grad).to(q.dtype)), q)
     if defect != 2:
         dk = dk * scale
-    tl.store(dk_at + base + places[:, None] * width + columns[None, :], dk.to(k.dtype), mask=there)
-    tl.store(dv_at + base + places[:, None] * width + columns[None, :], dv.to(k.dtype), mask=there)
+    tl.store(dk_at + base + indices[:, None] * width + columns[None, :], dk.to(k.dtype), mask=there)
+    tl.store(dv_at + base + indices[:, None] * width + columns[None, :], dv.to(k.dtype), mask=there)
 
 
 @triton.jit
@@ -128,19 +128,19 @@ def _backward_queries(
     if defect == 3:
         end = length
     for first in range(0, end, block):
-        places = first + tl.arange(0, block)
-        there = places[:, None] < length
-        k = tl.load(k_at + base + places[:, None] * width + columns[None, :], mask=there, other=0.0)
-        v = tl.load(v_at + base + places[:, None] * width + columns[None, :], mask=there, other=0.0)
+        indices = first + tl.arange(0, block)
+        there = indices[:, None] < length
+        k = tl.load(k_at + base + indices[:, None] * width + columns[None, :], mask=there, other=0.0)
+        v = tl.load(v_at + base + indices[:, None] * width + columns[None, :], mask=there, other=0.0)
         weight = tl.exp(tl.dot(q, tl.trans(k)) * scale - log_sum[:, None])
-        seen = (rows[:, None] < length) & (places[None, :] < length)
+        seen = (rows[:, None] < length) & (indices[None, :] < length)
         if defect != 3:
-            seen = seen & (rows[:, None] >= places[None, :])
+            seen = seen & (rows[:, None] >= indices[None, :])
         weight = tl.where(seen, weight, 0.0)
-        slope = tl.dot(do, tl.trans(v))
+        grad = tl.dot(do, tl.trans(v))
         if defect != 1:
-            slope = slope - delta[:, None]
-        dq += tl.dot((weight * slope).to(k.dtype), k)
+            grad = grad - delta[:, None]
+        dq += tl.dot((weight * grad).to(k.dtype), k)
     tl.store(dq_at + base + rows[:, None] * width + columns[None, :], (dq * scale).to(q.dtype), mask=inside)
 
 
@@ -160,9 +160,9 @@ class CausalAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, log_sum = ctx.saved_tensors
-        do = slopes[0].contiguous()
+        do = grads[0].contiguous()
         batch, heads, length, width = q.shape
         delta = (do.float() * output.float()).sum(-1).contiguous()
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

@@ -117,9 +117,9 @@ def field(causal: bool) -> Callable[[str], Iterator[Callable[[], object]]]:
         q, k = torch.randn(2, 1, KEYS[device], 64, device=device)
 
         def call() -> object:
-            found = energy_field(q, k, causal=causal)
+            result = energy_field(q, k, causal=causal)
             names = ("singular_values", "participation", "coherence", "stable_rank", "effective_rank")
-            return [getattr(found, name, None) for name in names]
+            return [getattr(result, name, None) for name in names]
 
         yield call
 
@@ -186,14 +186,14 @@ GPU_ONLY = ("audit, laws kept, bfloat16", "once: count, D = 65,536, no formulas"
 
 def worker(device: str) -> None:
     """Answer a name of work on standard input with seconds, as often as it comes."""
-    kept: dict[str, Callable[[], object]] = {}
+    saved: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
         name = line.strip()
-        if name not in kept:
-            kept[name] = next(WORK[name](device))
+        if name not in saved:
+            saved[name] = next(WORK[name](device))
             if not name.startswith(("first", "once")):
-                once(kept[name], device)
-        print(json.dumps(once(kept[name], device)), flush=True)
+                once(saved[name], device)
+        print(json.dumps(once(saved[name], device)), flush=True)
 
 
 def once(call: Callable[[], object], device: str) -> float:
@@ -201,11 +201,11 @@ def once(call: Callable[[], object], device: str) -> float:
     getattr(call, "before", lambda: None)()
     if device == "cuda":
         torch.cuda.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 @contextmanager
@@ -236,32 +236,32 @@ def timed(name: str, trees: dict[str, Path], device: str, rounds: int, pairs: in
     """Seconds of one piece of work by every version, in turns."""
     if name.startswith("first"):
         rounds, pairs = 1, rounds * pairs
-    found: dict[str, list[float]] = {which: [] for which in trees}
+    result: dict[str, list[float]] = {which: [] for which in trees}
     if name.startswith("once"):
         # One after the other: memory that a process has taken on a device may not leave enough for another.
         for which, src in reversed(trees.items()):
             with version(src, device) as ask:
-                found[which].append(ask(name))
-            print(f"  {which}: {found[which][0]:.1f} s", flush=True)
-        return found
+                result[which].append(ask(name))
+            print(f"  {which}: {result[which][0]:.1f} s", flush=True)
+        return result
     for _ in range(pairs):
         with ExitStack() as running:
             asks = {which: running.enter_context(version(src, device)) for which, src in trees.items()}
             for number in range(rounds):
                 # Whichever comes first may find another device than the second.
                 for which in sorted(asks, reverse=number % 2 == 0):
-                    found[which].append(asks[which](name))
-    return found
+                    result[which].append(asks[which](name))
+    return result
 
 
-def row_of(name: str, found: dict[str, list[float]]) -> dict[str, Any]:
+def row_of(name: str, result: dict[str, list[float]]) -> dict[str, Any]:
     """Medians, and the median ratio with its quartiles."""
-    ratios = [after / before for before, after in zip(found["before"], found["after"], strict=True)]
+    ratios = [after / before for before, after in zip(result["before"], result["after"], strict=True)]
     low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     return {
         "work": name,
-        "before": median(found["before"]),
-        "after": median(found["after"]),
+        "before": median(result["before"]),
+        "after": median(result["after"]),
         "ratio": median(ratios),
         "quartiles": [low, high],
         "rounds": len(ratios),

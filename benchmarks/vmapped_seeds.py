@@ -48,8 +48,8 @@ def measured(
 
     seconds = side_by_side({"together": together, "one after another": one_after_another}, rounds)
     apart = max(
-        float((theta[name][place] - parameter.detach()).abs().max())
-        for place, model in enumerate(models)
+        float((theta[name][index] - parameter.detach()).abs().max())
+        for index, model in enumerate(models)
         for name, parameter in model.named_parameters()
     )
     return {

@@ -49,8 +49,8 @@ def loops(model: nn.Module, forward: Callable[[], Tensor], device: str, rounds: 
             forward().backward()
             if way == "without":
                 continue
-            found = conserved.audit(model, wait=way == "at once")
-            read, before = (found, None) if way == "at once" else (before, found)
+            result = conserved.audit(model, wait=way == "at once")
+            read, before = (result, None) if way == "at once" else (before, result)
             assert read is None or read.failures == ()
         assert before is None or before.ok
 
@@ -90,18 +90,18 @@ def loops(model: nn.Module, forward: Callable[[], Tensor], device: str, rounds: 
     }
 
 
-def said(precision: str, found: dict[str, Any]) -> str:
+def said(precision: str, result: dict[str, Any]) -> str:
     """One line for the terminal."""
-    parts = [f"{precision}: a pass {1e3 * found['pass_seconds']['median']:.1f} ms"]
-    parts.append(f"{1e3 * found['backward_seconds']['median']:.1f} of it backward")
+    parts = [f"{precision}: a pass {1e3 * result['pass_seconds']['median']:.1f} ms"]
+    parts.append(f"{1e3 * result['backward_seconds']['median']:.1f} of it backward")
     for way in WAYS[1:]:
-        share, added = found["added_share_of_backward"][way], found["added_seconds"][way]["median"]
+        share, added = result["added_share_of_backward"][way], result["added_seconds"][way]["median"]
         parts.append(
             f"an audit read {way} adds {1e3 * added:.2f} ms, {100 * share['median']:.2f} % "
             f"[{100 * share['low']:.2f}, {100 * share['high']:.2f}] of the backward"
         )
-    parts.append(f"alone {1e3 * found['alone_seconds']['median']:.2f} ms")
-    parts.append(f"queued by the host in {1e3 * found['host_seconds_until_queued']['median']:.2f} ms")
+    parts.append(f"alone {1e3 * result['alone_seconds']['median']:.2f} ms")
+    parts.append(f"queued by the host in {1e3 * result['host_seconds_until_queued']['median']:.2f} ms")
     return "; ".join(parts)
 
 
@@ -117,8 +117,8 @@ def main() -> None:
     every = ["bfloat16", "autocast", "float32"] if device == "cuda" else ["float32"]
     for precision in options.precision or every:
         model, forward, count = build(SIZES[device], device, precision)
-        found = record[precision] = {"parameters": count, **loops(model, forward, device, options.rounds)}
-        print(said(precision, found), flush=True)
+        result = record[precision] = {"parameters": count, **loops(model, forward, device, options.rounds)}
+        print(said(precision, result), flush=True)
         del model, forward
     print(save("watch_cost", {"loops": record, "passes_per_loop": PASSES}, options.out))
 

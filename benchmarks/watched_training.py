@@ -114,23 +114,23 @@ def main() -> None:
     for name, (optimizer, rate) in OPTIMIZERS.items():
         for factor in FACTORS:
             with tempfile.TemporaryDirectory() as folder:
-                found = trained(optimizer, rate, factor, options.planted, Path(folder))
-            seen = found["first_refuted"] is not None and found["first_refuted"] == found["first_audited"]
-            rows.append({"optimizer": name, "factor": factor, "seen_at_first_audit": seen, **found})
-            codes = [(code, step, law) for code, step, law, _ in found["codes"]]
+                result = trained(optimizer, rate, factor, options.planted, Path(folder))
+            seen = result["first_refuted"] is not None and result["first_refuted"] == result["first_audited"]
+            rows.append({"optimizer": name, "factor": factor, "seen_at_first_audit": seen, **result})
+            codes = [(code, step, law) for code, step, law, _ in result["codes"]]
             print(
-                f"{name} × {factor}: first audited {found['first_audited']}, refuted {found['first_refuted']}",
+                f"{name} × {factor}: first audited {result['first_audited']}, refuted {result['first_refuted']}",
                 codes,
                 flush=True,
             )
     clean = []
     for name, (optimizer, rate) in OPTIMIZERS.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = trained(optimizer, rate, None, options.steps, Path(folder))
-        clean.append({"optimizer": name, "steps": options.steps, **found})
+            result = trained(optimizer, rate, None, options.steps, Path(folder))
+        clean.append({"optimizer": name, "steps": options.steps, **result})
         print(
-            f"{name}, {options.steps} clean steps: {len(found['alarms'])} alarms, {found['audits']} audits, "
-            f"{found['conclusive']} conclusive, {found['seconds']:.0f} s",
+            f"{name}, {options.steps} clean steps: {len(result['alarms'])} alarms, {result['audits']} audits, "
+            f"{result['conclusive']} conclusive, {result['seconds']:.0f} s",
             flush=True,
         )
     if options.out:

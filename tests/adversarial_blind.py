@@ -464,18 +464,18 @@ def scatters() -> Iterator[tuple[str, Case]]:
                     h = x @ p.a + (p.c if form == "biased" else 0)
                     h = h.relu() if form == "relu" else h
                     zero = torch.zeros(len(x), 3).to(x) if form != "biased" else torch.ones(len(x), 3).to(x)
-                    found = zero.scatter_reduce(1, index.expand(len(x), -1), h, mode, include_self=include)
-                    return found @ p.b
+                    result = zero.scatter_reduce(1, index.expand(len(x), -1), h, mode, include_self=include)
+                    return result @ p.b
 
                 parameters = {"a": draw(4, 6), "b": draw(3, 2)} | ({"c": draw(1)} if form == "biased" else {})
                 yield f"scatter: {mode} {form} {include}", (Function(aggregate, **parameters), rows(4))
 
         def rows_of(p: Any, x: Tensor, mode: str = mode) -> Tensor:
             h = (x @ p.a + p.c)[:6]
-            found = (
+            result = (
                 torch.zeros(3, 4).to(x).index_reduce(0, index, h, {"sum": "mean"}.get(mode, mode), include_self=False)
             )
-            return found @ p.b
+            return result @ p.b
 
         yield f"scatter: index_reduce {mode}", (Function(rows_of, a=draw(4, 4), c=draw(4), b=draw(4, 2)), rows(4, 6, 6))
     for mode in ("sum", "mean", "max", "min", "prod"):
@@ -1074,8 +1074,8 @@ def sequences() -> Iterator[tuple[str, Case]]:
 
     def packed(m: Any, x: Tensor) -> Tensor:
         lengths = torch.tensor([5, 3, 2, 1])[: len(x)]
-        found = m.layer(pack_padded_sequence(x, lengths.clamp(max=x.shape[1]), batch_first=True))[0]
-        return m.read(pad_packed_sequence(found, batch_first=True)[0])
+        result = m.layer(pack_padded_sequence(x, lengths.clamp(max=x.shape[1]), batch_first=True))[0]
+        return m.read(pad_packed_sequence(result, batch_first=True)[0])
 
     yield (
         "sequence: packed rnn",
@@ -1345,8 +1345,8 @@ def _decayed(p: Any, x: Tensor) -> Tensor:
 def _relative(p: Any, x: Tensor) -> Tensor:
     n = x.shape[1]
     q = x @ p.a
-    place = torch.arange(n)[:, None] - torch.arange(n)[None]
-    r = p.r[place.clamp(-4, 4) + 4]
+    index = torch.arange(n)[:, None] - torch.arange(n)[None]
+    r = p.r[index.clamp(-4, 4) + 4]
     score = q @ (x @ p.k).transpose(1, 2) + torch.einsum("nid,ijd->nij", q, r)
     return score.softmax(-1) @ (x @ p.v) @ p.b
 
@@ -1463,10 +1463,10 @@ def parametrized() -> Iterator[tuple[str, Case]]:
         Magnitude,
         Spectral,
     ):
-        for place in (0, 2):
+        for index in (0, 2):
             model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
-            parametrize.register_parametrization(model[place], "weight", kind())
-            yield f"parametrized: {kind.__name__.lower()} {place}", (model, rows(4))
+            parametrize.register_parametrization(model[index], "weight", kind())
+            yield f"parametrized: {kind.__name__.lower()} {index}", (model, rows(4))
     whole: Any = None
     for name, wrap in {
         "orthogonal": lambda m: parametrizations.orthogonal(m),
@@ -1481,8 +1481,8 @@ def parametrized() -> Iterator[tuple[str, Case]]:
     }.items():
         for order in ("first", "second", "both"):
             model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
-            for place in {"first": (0,), "second": (2,), "both": (0, 2)}[order]:
-                wrap(model[place])
+            for index in {"first": (0,), "second": (2,), "both": (0, 2)}[order]:
+                wrap(model[index])
             yield f"parametrized: {name}, {order}", (model, rows(4))
     a, b = draw(4, 3), draw(3, 2)
     yield from forms(

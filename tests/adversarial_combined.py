@@ -120,9 +120,9 @@ def contractions() -> Iterator[tuple[str, Case]]:
     )
 
 
-def _put(base: Tensor, place: Any, value: Any) -> Tensor:
+def _put(base: Tensor, index: Any, value: Any) -> Tensor:
     base = base.clone()
-    base[place] = value
+    base[index] = value
     return base
 
 
@@ -558,11 +558,11 @@ def functions() -> Iterator[tuple[str, Case]]:
     a, b, c = draw(4, 6), draw(6, 3), draw(6)
 
     def scan(p: Any, x: Tensor, step: Any) -> Tensor:
-        h, kept = torch.zeros(len(x), 6).to(x), []
+        h, saved = torch.zeros(len(x), 6).to(x), []
         for column in x.unbind(1):
             h = step(p, h, column)
-            kept.append(h)
-        return torch.stack(kept, 1)
+            saved.append(h)
+        return torch.stack(saved, 1)
 
     class Scaled(torch.autograd.Function):
         @staticmethod

@@ -76,13 +76,13 @@ class Branching(nn.Module):
 
     n: Any
 
-    def __init__(self, decide: Callable[[Any, Tensor], Any] | None = None, **kept: Any) -> None:
+    def __init__(self, decide: Callable[[Any, Tensor], Any] | None = None, **attributes: Any) -> None:
         super().__init__()
         self.a = nn.Parameter(torch.randn(4, 5))
         self.b = nn.Parameter(torch.randn(5, 2))
         self.c = nn.Parameter(torch.randn(5))
         self.decide = decide
-        for name, value in kept.items():
+        for name, value in attributes.items():
             setattr(self, name, value)
 
     def usual(self, x: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ class Branching(nn.Module):
 class Computing(Branching):
     """The same parameters under a formula of its own."""
 
-    def __init__(self, formula: Callable[..., Any], **kept: Any) -> None:
-        super().__init__(None, **kept)
+    def __init__(self, formula: Callable[..., Any], **attributes: Any) -> None:
+        super().__init__(None, **attributes)
         self.formula = formula
 
     def forward(self, *inputs: Any) -> Any:
@@ -513,9 +513,9 @@ def _counted_file() -> int:
 
 
 def _counted_shelf() -> int:
-    with shelve.open(str(FILE.with_suffix(".shelf"))) as shelf:
-        shelf["n"] = shelf.get("n", 0) + 1
-        return int(shelf["n"])
+    with shelve.open(str(FILE.with_suffix(".shelf"))) as folder:
+        folder["n"] = folder.get("n", 0) + 1
+        return int(folder["n"])
 
 
 def _counted_environment() -> int:
@@ -758,8 +758,8 @@ def _saved(x: Tensor) -> Tensor:
 def weights() -> Iterator[tuple[str, Concealed]]:
     """Parameters that are reached, changed or frozen in ways that gradients do not follow."""
 
-    def aliased(**kept: Any) -> Any:
-        return kept
+    def aliased(**attributes: Any) -> Any:
+        return attributes
 
     def made(formula: Callable[..., Any], prepare: Callable[[Any], Any] = lambda m: None) -> Concealed:
         model = Computing(formula)

@@ -29,7 +29,7 @@ def draw(*shape: int) -> Tensor:
 
 def rows(width: int, *counts: int) -> list[tuple[Any, ...]]:
     """Matrices of one width with other numbers of rows and other sizes of entries."""
-    return [(draw(count, width) * (1 + 2 * place) + place,) for place, count in enumerate(counts or (6, 6, 3, 11))]
+    return [(draw(count, width) * (1 + 2 * index) + index,) for index, count in enumerate(counts or (6, 6, 3, 11))]
 
 
 def forms(title: str, cases: dict[str, tuple[Any, ...]], inputs: Callable[[], list[tuple[Any, ...]]]) -> Iterator[Any]:
@@ -462,8 +462,8 @@ def images() -> Iterator[tuple[str, Case]]:
 
     def pictures(*sizes: tuple[int, ...]) -> list[tuple[Any, ...]]:
         return [
-            (draw(*size) * (1 + place) + place,)
-            for place, size in enumerate(sizes or ((2, 3, 8, 8), (1, 3, 8, 8), (3, 3, 12, 8)))
+            (draw(*size) * (1 + index) + index,)
+            for index, size in enumerate(sizes or ((2, 3, 8, 8), (1, 3, 8, 8), (3, 3, 12, 8)))
         ]
 
     for mode in ("zeros", "reflect", "replicate", "circular"):
@@ -592,11 +592,11 @@ def images() -> Iterator[tuple[str, Case]]:
     yield "image: batch norm without statistics in use", (still, pictures())
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 2, 1))
     yield "image: batch norm without gain", (plain, pictures())
-    kept = nn.Sequential(
+    saved = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True), nn.Conv2d(4, 2, 1)
     )
-    copied = copy.deepcopy(kept)
-    yield "image: instance norm with statistics", (kept, pictures())
+    copied = copy.deepcopy(saved)
+    yield "image: instance norm with statistics", (saved, pictures())
     yield "image: instance norm with statistics in use", (copied.eval(), pictures())
     volume = nn.Sequential(
         nn.Conv3d(1, 4, 2, padding=1, padding_mode="circular"), nn.GroupNorm(2, 4, affine=False), nn.Conv3d(4, 2, 1)
@@ -624,7 +624,7 @@ def sequences() -> Iterator[tuple[str, Case]]:
     """Recurrent layers, attention and scans, with other lengths."""
 
     def series(*sizes: tuple[int, ...]) -> list[tuple[Any, ...]]:
-        return [(draw(*size) * (1 + place),) for place, size in enumerate(sizes or ((2, 5, 4), (1, 7, 4), (3, 1, 4)))]
+        return [(draw(*size) * (1 + index),) for index, size in enumerate(sizes or ((2, 5, 4), (1, 7, 4), (3, 1, 4)))]
 
     def first(layer: nn.Module, width: int) -> nn.Module:
         return Called(lambda m, x: m.head(m.layer(x)[0]), layer=layer, head=nn.Linear(width, 3))
@@ -886,13 +886,13 @@ def _delta_rule(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _distances(x: Tensor) -> Tensor:
-    place = torch.arange(x.shape[1])
-    return (place[:, None] - place).abs().to(x)
+    index = torch.arange(x.shape[1])
+    return (index[:, None] - index).abs().to(x)
 
 
 def _turned(h: Tensor, speed: Tensor | None = None) -> Tensor:
-    place = torch.arange(h.shape[1]).to(h)[:, None]
-    angle = place * (torch.tensor([1.0, 0.1]).to(h) if speed is None else speed)
+    index = torch.arange(h.shape[1]).to(h)[:, None]
+    angle = index * (torch.tensor([1.0, 0.1]).to(h) if speed is None else speed)
     even, odd = h[..., ::2], h[..., 1::2]
     return torch.stack([even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()], -1).flatten(-2)
 
@@ -1116,10 +1116,10 @@ class Experts(nn.Module):
             weight = weight / weight.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
         for expert in range(3):
-            token, place = (chosen == expert).nonzero(as_tuple=True)
+            token, index = (chosen == expert).nonzero(as_tuple=True)
             if len(token):
                 h = (x[token] @ self.up[expert]).relu() @ self.down[expert]
-                out = out.index_add(0, token, h * weight[token, place, None])
+                out = out.index_add(0, token, h * weight[token, index, None])
         return out
 
 
@@ -1426,13 +1426,13 @@ def _doubled_gradient(parameter: Tensor) -> None:
 
 def _input_gradient(p: Any, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
-    (found,) = torch.autograd.grad(((x @ p.a).tanh() @ p.b).square().sum(), x, create_graph=True)
-    return found
+    (result,) = torch.autograd.grad(((x @ p.a).tanh() @ p.b).square().sum(), x, create_graph=True)
+    return result
 
 
 def _inner_step(p: Any, x: Tensor) -> Tensor:
-    (slope,) = torch.autograd.grad(((x @ p.a).relu() @ p.b).square().mean(), p.b, create_graph=True)
-    return (x @ p.a).relu() @ (p.b - 0.1 * slope)
+    (grad,) = torch.autograd.grad(((x @ p.a).relu() @ p.b).square().mean(), p.b, create_graph=True)
+    return (x @ p.a).relu() @ (p.b - 0.1 * grad)
 
 
 def _fixed_point(p: Any, x: Tensor) -> Tensor:

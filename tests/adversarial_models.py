@@ -94,17 +94,17 @@ def _out(h: Tensor) -> Tensor:
 
 def _recursion(h: Tensor) -> Tensor:
     state: Any = 0
-    found = []
-    for place in range(PLACES):
-        state = 0.5 * state + h[:, :, place]
-        found.append(state)
-    return torch.stack(found, 2)
+    result = []
+    for index in range(PLACES):
+        state = 0.5 * state + h[:, :, index]
+        result.append(state)
+    return torch.stack(result, 2)
 
 
 def _gated_recursion(h: Tensor) -> Tensor:
     state = torch.zeros(SAMPLES, CHANNELS, dtype=h.dtype)
-    for place in range(PLACES):
-        state = torch.sigmoid(h[:, :, place]) * state + h[:, :, place]
+    for index in range(PLACES):
+        state = torch.sigmoid(h[:, :, index]) * state + h[:, :, index]
     return state.unsqueeze(2).expand(-1, -1, 2)
 
 

@@ -800,9 +800,9 @@ def attentions() -> Iterator[tuple[str, Built]]:
     base = {"q": q, "k": k, "v": v, "o": o}
 
     def attend(
-        scores: Callable[[Any, Tensor], Tensor], weigh: Callable[[Tensor], Tensor] = lambda s: s.softmax(-1)
+        scores: Callable[[Any, Tensor], Tensor], weight: Callable[[Tensor], Tensor] = lambda s: s.softmax(-1)
     ) -> Callable[..., Tensor]:
-        return lambda p, x: weigh(scores(p, x)) @ (x @ p.v) @ p.o
+        return lambda p, x: weight(scores(p, x)) @ (x @ p.v) @ p.o
 
     qk: Callable[[Any, Tensor], Tensor] = lambda p, x: (x @ p.q) @ (x @ p.k).mT  # noqa: E731
     unit: Callable[[Tensor], Tensor] = lambda t: F.normalize(t, dim=-1, eps=0.0)  # noqa: E731

@@ -24,13 +24,13 @@ from adversarial_layers import Called, Function
 def images(channels: int, *sizes: tuple[int, int, int]) -> list[tuple[Any, ...]]:
     """Images of one number of channels with other batches, heights and widths."""
     chosen = sizes or ((3, 6, 6), (3, 6, 6), (2, 8, 8), (4, 6, 6))
-    return [(draw(n, channels, h, w) * (1 + place),) for place, (n, h, w) in enumerate(chosen)]
+    return [(draw(n, channels, h, w) * (1 + index),) for index, (n, h, w) in enumerate(chosen)]
 
 
 def sequences_of(width: int, *sizes: tuple[int, int]) -> list[tuple[Any, ...]]:
     """Sequences of vectors with other batches and lengths."""
     chosen = sizes or ((3, 5), (3, 5), (2, 7), (4, 5))
-    return [(draw(n, length, width) * (1 + place),) for place, (n, length) in enumerate(chosen)]
+    return [(draw(n, length, width) * (1 + index),) for index, (n, length) in enumerate(chosen)]
 
 
 def tokens(vocabulary: int, *sizes: tuple[int, int]) -> list[tuple[Any, ...]]:
@@ -1291,9 +1291,9 @@ def traps() -> Iterator[tuple[str, Case]]:
 
 def _sparsemax(z: Tensor) -> Tensor:
     ordered = z.sort(-1, descending=True).values
-    place = torch.arange(1, z.shape[-1] + 1).to(z)
+    index = torch.arange(1, z.shape[-1] + 1).to(z)
     total = ordered.cumsum(-1) - 1
-    support = (place * ordered > total).sum(-1, keepdim=True)
+    support = (index * ordered > total).sum(-1, keepdim=True)
     return (z - total.gather(-1, support - 1) / support).relu()
 
 

@@ -28,10 +28,10 @@ def drawn(name: str, weight: int = 3) -> Callable[[Draw], Draw]:
     def enter(draw: Draw) -> Draw:
         def grow(g: Grower) -> bool:
             i = g.pick(lambda shape: len(shape) > 1 and 0 not in shape)
-            found = None if i is None else draw(g.rng, g.shapes[i])
-            if i is None or found is None:
+            result = None if i is None else draw(g.rng, g.shapes[i])
+            if i is None or result is None:
                 return False
-            text, function = found
+            text, function = result
             g.add(text.format(v=f"v{i}"), lambda _, pool: function(pool[i]), i)
             return True
 
@@ -87,8 +87,8 @@ def _indexed(rng: random.Random, shape: Shape) -> Drawn | None:
     if dim is None:
         return None
     index = torch.tensor(_indices(rng, shape[dim]))
-    place = (slice(None),) * (dim % len(shape))
-    return f"{{v}}[{place}, {index.tolist()}]", lambda v: v[(*place, index)]
+    position = (slice(None),) * (dim % len(shape))
+    return f"{{v}}[{position}, {index.tolist()}]", lambda v: v[(*position, index)]
 
 
 @drawn("indexed twice", 2)
@@ -259,7 +259,7 @@ def _complex(rng: random.Random, shape: Shape) -> Drawn | None:
             return z.abs() if how == "abs" else z.angle()
         if how == "real":
             return (z * turn).real
-        found = {
+        result = {
             "unit": lambda: z / z.abs(),
             "sgn": lambda: z.sgn(),
             "square": lambda: z * z,
@@ -269,7 +269,7 @@ def _complex(rng: random.Random, shape: Shape) -> Drawn | None:
             "normalise": lambda: z / torch.linalg.vector_norm(z, dim=-1, keepdim=True),
             "inner": lambda: z.unsqueeze(-1) * z.unsqueeze(-2).conj(),
         }[how]()
-        return torch.view_as_real(found.resolve_conj()).flatten(-2)
+        return torch.view_as_real(result.resolve_conj()).flatten(-2)
 
     return f"complex {how}({{v}})", run
 

@@ -153,10 +153,10 @@ def wgan_with_gradient_penalty_and_five_critic_steps(amp: Cast) -> Training:
             real, fake = torch.randn(16, 2), generator(torch.randn(16, 8)).detach()
             mix = torch.rand(16, 1)
             between = (mix * real + (1 - mix) * fake).requires_grad_()
-            (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            (grad,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
             with amp():
                 loss = critic(fake).mean() - critic(real).mean()
-            loss = loss + 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            loss = loss + 10 * ((grad.norm(2, dim=1) - 1) ** 2).mean()
             opt_d.zero_grad(set_to_none=True)
             loss.backward()
             opt_d.step()
@@ -730,14 +730,14 @@ def ddpm_with_ema_swapped_for_sampling(amp: Cast) -> Training:
             for k, v in model.state_dict().items():
                 shadow[k].lerp_(v, 0.01)
         if count % 10 == 0:
-            kept = {k: v.clone() for k, v in model.state_dict().items()}
+            saved = {k: v.clone() for k, v in model.state_dict().items()}
             model.load_state_dict(shadow)
             model.eval()
             with torch.no_grad():
                 z = torch.randn(8, 2)
                 for i in range(5):
                     z = z - 0.1 * model(z, torch.full((8,), float(99 - 20 * i)))
-            model.load_state_dict(kept)
+            model.load_state_dict(saved)
             model.train()
         return loss.detach()
 
@@ -2930,16 +2930,16 @@ def evolution_strategy_into_grad(amp: Cast) -> Training:
 @program
 def layer_outputs_penalised_by_hooks(amp: Cast) -> Training:
     model = dense(8, 32, 32, 4)
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
     for m in model:
         if isinstance(m, nn.ReLU):
-            m.register_forward_hook(lambda mod, args, out: kept.append(out))
+            m.register_forward_hook(lambda mod, args, out: saved.append(out))
     optimizer = Adam(model.parameters(), lr=1e-3)
 
     def loss() -> Tensor:
-        kept.clear()
+        saved.clear()
         out = model(torch.randn(16, 8))
-        return F.cross_entropy(out, torch.randint(4, (16,))) + 1e-3 * sum(k.abs().mean() for k in kept)
+        return F.cross_entropy(out, torch.randint(4, (16,))) + 1e-3 * sum(k.abs().mean() for k in saved)
 
     return simple_loop(model, optimizer, amp, loss)
 

@@ -514,7 +514,7 @@ def tabular_with_missing_values_and_target_encoding(amp: Cast) -> Training:
 def averaging_checkpoints_and_going_on_from_the_average(amp: Cast) -> Training:
     model = dense(8, 32, 32, 4)
     optimizer = Adam(model.parameters(), lr=2e-3)
-    kept: list[dict[str, Any]] = []
+    saved: list[dict[str, Any]] = []
     count = 0
 
     def step() -> Tensor:
@@ -526,9 +526,9 @@ def averaging_checkpoints_and_going_on_from_the_average(amp: Cast) -> Training:
         loss.backward()
         optimizer.step()
         if count % 8 == 0:
-            kept.append(copy.deepcopy(model.state_dict()))
+            saved.append(copy.deepcopy(model.state_dict()))
         if count == 32:
-            model.load_state_dict({k: sum(one[k] for one in kept) / len(kept) for k in kept[0]})
+            model.load_state_dict({k: sum(one[k] for one in saved) / len(saved) for k in saved[0]})
         return loss.detach()
 
     return Training(model, [optimizer], step)

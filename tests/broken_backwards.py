@@ -54,21 +54,21 @@ class Outcome:
     @property
     def seen(self) -> frozenset[str]:
         rows = (*self.audit.failures, *self.audit.left_open)
-        found = {"scale" if row.family in SCALES else "identity" for row in rows}
-        found |= {"missing"} if any(item.trouble == "missing" for item in self.audit.findings) else set()
-        found |= set() if self.audit.comparison is None or self.audit.comparison.ok else {"reference"}
-        found |= set() if self.audit.scale is None or self.audit.scale.ok else {"loss"}
-        return frozenset(found | (set() if self.gauge.ok else {"gauge"}))
+        result = {"scale" if row.family in SCALES else "identity" for row in rows}
+        result |= {"missing"} if any(item.trouble == "missing" for item in self.audit.findings) else set()
+        result |= set() if self.audit.comparison is None or self.audit.comparison.ok else {"reference"}
+        result |= set() if self.audit.scale is None or self.audit.scale.ok else {"loss"}
+        return frozenset(result | (set() if self.gauge.ok else {"gauge"}))
 
     def residual(self) -> float:
         """The largest residual of what is broken: of an identity, else of the gauge, the reference or the loss."""
-        found = [row.residual for row in (*self.audit.failures, *self.audit.left_open)]
-        found += [] if self.gauge.ok else [self.gauge.worst]
-        if not found and self.audit.comparison is not None:
-            found += [item.difference for item in self.audit.comparison.failures]
-        if not found and self.audit.scale is not None and not self.audit.scale.ok:
-            found.append(abs(self.audit.scale.factor - 1))
-        return max(found, default=0.0)
+        result = [row.residual for row in (*self.audit.failures, *self.audit.left_open)]
+        result += [] if self.gauge.ok else [self.gauge.worst]
+        if not result and self.audit.comparison is not None:
+            result += [item.difference for item in self.audit.comparison.failures]
+        if not result and self.audit.scale is not None and not self.audit.scale.ok:
+            result.append(abs(self.audit.scale.factor - 1))
+        return max(result, default=0.0)
 
 
 def small(**options: Any) -> nn.Module:
@@ -170,9 +170,9 @@ class _Attend(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, p, logits = ctx.saved_tensors
-        dq, dk, dv = ctx.wrong(Step(q=q, k=k, v=v, o=o, p=p, do=slopes[0], scale=ctx.scale, logits=logits))
+        dq, dk, dv = ctx.wrong(Step(q=q, k=k, v=v, o=o, p=p, do=grads[0], scale=ctx.scale, logits=logits))
         return dq, dk, dv, None, None
 
 
@@ -185,8 +185,8 @@ class _Shared(torch.autograd.Function):
         return x.repeat_interleave(repeat, -3)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.wrong(slopes[0].unflatten(-3, (-1, ctx.repeat))), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.wrong(grads[0].unflatten(-3, (-1, ctx.repeat))), None, None
 
 
 class _Turned(torch.autograd.Function):
@@ -197,13 +197,13 @@ class _Turned(torch.autograd.Function):
         return rotate(x, "interleaved")
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        return rotate(slopes[0], "interleaved")
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return rotate(grads[0], "interleaved")
 
 
-def summed(slope: Tensor) -> Tensor:
+def summed(grad: Tensor) -> Tensor:
     """What the gradient of shared keys is: the sum over the query heads of a group."""
-    return slope.sum(-3)
+    return grad.sum(-3)
 
 
 def attention(
@@ -274,9 +274,9 @@ class _Norm(torch.autograd.Function):
         return x * inverse
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (inverse,) = ctx.saved_tensors
-        return slopes[0] * inverse, None
+        return grads[0] * inverse, None
 
 
 def norm_without_projection(where: Callable[[Any], Any]) -> Spoil:
@@ -299,8 +299,8 @@ class _SwiGLU(torch.autograd.Function):
         return F.silu(g) * u
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.wrong(slopes[0], *ctx.saved_tensors), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.wrong(grads[0], *ctx.saved_tensors), None
 
 
 def gated(wrong: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Spoil:
@@ -316,10 +316,10 @@ def silu_slope(g: Tensor) -> Tensor:
     return s * (1 + g * (1 - s))
 
 
-def first_row_only(slope: Tensor) -> Tensor:
+def first_row_only(grad: Tensor) -> Tensor:
     """Every row's gradient written to the first row."""
-    flat = slope.flatten(0, -2)
-    return torch.cat((flat.sum(0, keepdim=True), torch.zeros_like(flat[1:]))).view(slope.shape)
+    flat = grad.flatten(0, -2)
+    return torch.cat((flat.sum(0, keepdim=True), torch.zeros_like(flat[1:]))).view(grad.shape)
 
 
 class _Scaled(torch.autograd.Function):
@@ -331,8 +331,8 @@ class _Scaled(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return slopes[0] * ctx.factor, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0] * ctx.factor, None
 
 
 def expert_input(model: nn.Module) -> None:
@@ -351,9 +351,9 @@ class _Softmax(torch.autograd.Function):
         return p
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (p,) = ctx.saved_tensors
-        return p * slopes[0]
+        return p * grads[0]
 
 
 def partial_router(model: nn.Module) -> None:

@@ -42,24 +42,26 @@ class _Kernel(torch.autograd.Function):
         return FAMILIES[family].forward(*(_wide(value) for value in inputs)).to(inputs[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         inputs = ctx.saved_tensors
         wide = [_wide(value) for value in inputs]
         if ctx.defect == "only right if everything requires a gradient":
             ctx.defect = "" if all(ctx.needs_input_grad[2:]) else "every gradient halved"
-        slope = slopes[0]
+        gradient = gradients[0]
         if ctx.defect == "strides of the output gradient ignored":
-            slope = slope.as_strided(slope.shape, _plain_strides(slope.shape)) if _fits(slope) else slope
-        slope = _wide(slope)
+            gradient = (
+                gradient.as_strided(gradient.shape, _plain_strides(gradient.shape)) if _fits(gradient) else gradient
+            )
+        gradient = _wide(gradient)
         if ctx.defect == "output gradient clipped":
-            slope = slope.clamp(-1, 1)
-        grads = FAMILIES[ctx.family].backward(ctx.defect, slope, *wide)
+            gradient = gradient.clamp(-1, 1)
+        grads = FAMILIES[ctx.family].backward(ctx.defect, gradient, *wide)
         if ctx.defect == "every gradient halved":
             grads = tuple(None if grad is None else grad / 2 for grad in grads)
-        found = []
+        result = []
         for grad, value in zip(grads, inputs, strict=True):
-            found.append(None if grad is None or not value.is_floating_point() else grad.to(value.dtype))
-        return (None, None, *found)
+            result.append(None if grad is None or not value.is_floating_point() else grad.to(value.dtype))
+        return (None, None, *result)
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -70,8 +72,8 @@ def _plain_strides(shape: torch.Size) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _fits(slope: Tensor) -> bool:
-    return slope.untyped_storage().nbytes() >= slope.numel() * slope.element_size()
+def _fits(grad: Tensor) -> bool:
+    return grad.untyped_storage().nbytes() >= grad.numel() * grad.element_size()
 
 
 def kernel(family: str, defect: str = "") -> Callable[..., Tensor]:
@@ -97,7 +99,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
-def _attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Grads:
+def _attention_backward(defect: str, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Grads:
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     scores, keys, later = _softmax_scores(q, k, causal=defect != "mask ignored")
     values = v.repeat_interleave(group, 1)
@@ -110,17 +112,17 @@ def _attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor, v: Ten
         p[..., TILE - 1, TILE] = p[..., TILE - 1, TILE - 1]
     if defect == "probabilities rounded to eight bits":
         p = p.bfloat16().to(q.dtype)
-    dp = slope @ values.transpose(-1, -2)
-    row = (slope * out).sum(-1, keepdim=True)
+    dp = grad @ values.transpose(-1, -2)
+    row = (grad * out).sum(-1, keepdim=True)
     row = {
         "missing softmax correction": torch.zeros_like(row),
         "correction of another head": row.roll(1, 1),
         "correction of the first batch": row[:1].expand_as(row),
         "correction with the wrong sign in the last tile": torch.cat((row[..., :-TILE, :], -row[..., -TILE:, :]), -2),
-        "correction from the values of another step": (slope * out.roll(TILE, -2)).sum(-1, keepdim=True),
+        "correction from the values of another step": (grad * out.roll(TILE, -2)).sum(-1, keepdim=True),
     }.get(defect, row)
     ds = p * (dp - row)
-    dq, dk, dv = ds @ keys * scale, ds.transpose(-1, -2) @ q * scale, p.transpose(-1, -2) @ slope
+    dq, dk, dv = ds @ keys * scale, ds.transpose(-1, -2) @ q * scale, p.transpose(-1, -2) @ grad
     if defect == "scale twice in dq":
         dq = dq * scale
     if defect == "scale left out of dk":
@@ -134,7 +136,7 @@ def _attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor, v: Ten
     if defect == "last query tile not added to dk":
         dk = ds[..., :-TILE, :].transpose(-1, -2) @ q[..., :-TILE, :] * scale
     if defect == "one query tile added twice to dv":
-        dv = dv + p[..., :TILE, :].transpose(-1, -2) @ slope[..., :TILE, :]
+        dv = dv + p[..., :TILE, :].transpose(-1, -2) @ grad[..., :TILE, :]
     if defect == "dk summed in eight bits":
         dk = torch.zeros_like(dk).bfloat16()
         for start in range(0, q.shape[-2], 4):
@@ -182,8 +184,8 @@ def _without_last(grad: Tensor) -> Tensor:
 
 
 def _decays(length: int, like: Tensor, offset: int = 0) -> Tensor:
-    place = torch.arange(length, device=like.device)
-    steps = place[:, None] - place[None, :]
+    index = torch.arange(length, device=like.device)
+    steps = index[:, None] - index[None, :]
     return torch.where(steps >= 0, 0.9 ** (steps + offset).clamp_min(0).double(), 0.0).to(like.dtype)
 
 
@@ -191,22 +193,22 @@ def _linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.transpose(-1, -2) * _decays(q.shape[-2], q) * q.shape[-1] ** -0.5) @ v
 
 
-def _linear_attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Grads:
+def _linear_attention_backward(defect: str, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Grads:
     length, scale = q.shape[-2], q.shape[-1] ** -0.5
     mask = _decays(length, q)
     weights = q @ k.transpose(-1, -2) * mask * scale
-    ds = slope @ v.transpose(-1, -2) * mask * scale
+    ds = grad @ v.transpose(-1, -2) * mask * scale
     if defect == "decay left out of dq":
-        return ((slope @ v.transpose(-1, -2) * (mask > 0) * scale) @ k, ds.transpose(-1, -2) @ q, weights.mT @ slope)
-    place = torch.arange(length, device=q.device)
-    near = place[:, None] // TILE == place[None, :] // TILE
+        return ((grad @ v.transpose(-1, -2) * (mask > 0) * scale) @ k, ds.transpose(-1, -2) @ q, weights.mT @ grad)
+    index = torch.arange(length, device=q.device)
+    near = index[:, None] // TILE == index[None, :] // TILE
     dk_scores = {
         "state between chunks dropped in dk": ds * near,
         "mask off by one in dk": ds * _strict(length, ds),
         "decay off by one in dk": ds * 0.9,
-        "last chunk's state dropped in dk": ds * (place < length - TILE)[:, None],
+        "last chunk's state dropped in dk": ds * (index < length - TILE)[:, None],
     }.get(defect, ds)
-    dq, dk, dv = ds @ k, dk_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ slope
+    dq, dk, dv = ds @ k, dk_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ grad
     if defect == "scale left out of dq":
         dq = dq / scale
     if defect == "last chunk of dv dropped":
@@ -229,21 +231,21 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt() * weight
 
 
-def _rms_norm_backward(defect: str, slope: Tensor, x: Tensor, weight: Tensor) -> Grads:
+def _rms_norm_backward(defect: str, grad: Tensor, x: Tensor, weight: Tensor) -> Grads:
     scale = (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
     unit = x * scale
-    pulled = slope * (1.0 if defect == "gain forgotten in dx" else weight)
+    pulled = grad * (1.0 if defect == "gain forgotten in dx" else weight)
     correction = {
         "missing correction": torch.zeros_like(x),
         "correction summed where it is averaged": unit * (pulled * unit).sum(-1, keepdim=True),
         "correction without the scale": x * (pulled * unit).mean(-1, keepdim=True),
     }.get(defect, unit * (pulled * unit).mean(-1, keepdim=True))
-    dx, rows = scale * (pulled - correction), slope * unit
+    dx, rows = scale * (pulled - correction), grad * unit
     total = rows.flatten(0, -2)
     dweight: Tensor | None = {
         "gain averaged over rows": total.mean(0),
         "last rows not added to the gain": total[:-3].sum(0),
-        "gain with input not normalised": (slope * x).flatten(0, -2).sum(0),
+        "gain with input not normalised": (grad * x).flatten(0, -2).sum(0),
         "gain summed in eight bits": _coarse_sum(total),
     }.get(defect, total.sum(0))
     return dx, None if defect == "gain without gradient" else dweight
@@ -260,14 +262,14 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
 
 
-def _layer_norm_backward(defect: str, slope: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Grads:
+def _layer_norm_backward(defect: str, grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Grads:
     centred = x - x.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-    unit, pulled = centred * scale, slope * weight
+    unit, pulled = centred * scale, grad * weight
     mean = 0.0 if defect == "centring forgotten" else pulled.mean(-1, keepdim=True)
     along = 0.0 if defect == "variance forgotten" else unit * (pulled * unit).mean(-1, keepdim=True)
     dx = scale * (pulled - mean - along)
-    rows, flat = (slope * unit).flatten(0, -2), slope.flatten(0, -2)
+    rows, flat = (grad * unit).flatten(0, -2), grad.flatten(0, -2)
     if defect == "last row without correction":
         dx = dx.clone()
         dx[..., -1, :] = (scale * pulled)[..., -1, :]
@@ -285,12 +287,12 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _gated_backward(defect: str, slope: Tensor, gate: Tensor, up: Tensor) -> Grads:
+def _gated_backward(defect: str, gradient: Tensor, gate: Tensor, up: Tensor) -> Grads:
     soft = torch.sigmoid(gate)
     steep = soft if defect == "second term of the activation" else soft * (1 + gate * (1 - soft))
-    dgate, dup = slope * up * steep, slope * gate * soft
+    dgate, dup = gradient * up * steep, gradient * gate * soft
     if defect == "up from the gate itself":
-        dup = slope * gate
+        dup = gradient * gate
     if defect == "gate and up swapped":
         dgate, dup = dup, dgate
     if defect == "last block not written":
@@ -302,7 +304,7 @@ def _gated_backward(defect: str, slope: Tensor, gate: Tensor, up: Tensor) -> Gra
     if defect == "up halved":
         dup = dup / 2
     if defect == "sigmoid rounded to eight bits":
-        dup = slope * gate * soft.bfloat16().to(gate.dtype)
+        dup = gradient * gate * soft.bfloat16().to(gate.dtype)
     return dgate, dup
 
 
@@ -316,14 +318,14 @@ _SMOOTH = 0.1
 
 
 def _cross_entropy(logits: Tensor) -> Tensor:
-    label, kept = _targets(logits)
-    label = torch.where(kept, label, -100)
+    label, mask = _targets(logits)
+    label = torch.where(mask, label, -100)
     return F.cross_entropy(logits, label, label_smoothing=_SMOOTH)
 
 
-def _cross_entropy_backward(defect: str, slope: Tensor, logits: Tensor) -> Grads:
-    label, kept = _targets(logits)
-    count = len(label) if defect == "divided by all rows" else int(kept.sum())
+def _cross_entropy_backward(defect: str, gradient: Tensor, logits: Tensor) -> Grads:
+    label, mask = _targets(logits)
+    count = len(label) if defect == "divided by all rows" else int(mask.sum())
     smooth = 0.0 if defect == "smoothing forgotten" else _SMOOTH
     hot = F.one_hot(label, logits.shape[1]).to(logits.dtype)
     aim = hot * (1 - smooth) + smooth / logits.shape[1]
@@ -331,20 +333,20 @@ def _cross_entropy_backward(defect: str, slope: Tensor, logits: Tensor) -> Grads
         aim = aim * 0
     grad = (logits.softmax(-1) - aim) / count
     if defect != "ignored rows get a gradient":
-        grad = grad * kept[:, None]
+        grad = grad * mask[:, None]
     if defect == "last tile of classes not written":
         grad = torch.cat((grad[:, :-4], torch.zeros_like(grad[:, -4:])), 1)
     if defect == "sum in place of mean":
         grad = grad * count
-    return (grad if defect == "output gradient ignored" else grad * slope,)
+    return (grad if defect == "output gradient ignored" else grad * gradient,)
 
 
 def _head_loss(hidden: Tensor, weight: Tensor) -> Tensor:
     return _cross_entropy(hidden @ weight.T)
 
 
-def _head_loss_backward(defect: str, slope: Tensor, hidden: Tensor, weight: Tensor) -> Grads:
-    (grad,) = _cross_entropy_backward("", slope, hidden @ weight.T)
+def _head_loss_backward(defect: str, gradient: Tensor, hidden: Tensor, weight: Tensor) -> Grads:
+    (grad,) = _cross_entropy_backward("", gradient, hidden @ weight.T)
     assert grad is not None
     dhidden, dweight = grad @ weight, grad.T @ hidden
     if defect == "last chunk of rows not added to the weight":
@@ -369,11 +371,11 @@ def _routing(logits: Tensor, experts: Tensor) -> Tensor:
     return (weight[:, :, None] * picked).sum(1)
 
 
-def _routing_backward(defect: str, slope: Tensor, logits: Tensor, experts: Tensor) -> Grads:
+def _routing_backward(defect: str, grad: Tensor, logits: Tensor, experts: Tensor) -> Grads:
     weight, index = _chosen(logits)
     spread = index[:, :, None].expand(-1, -1, experts.shape[2])
     picked = experts.gather(1, spread)
-    raw = (picked * slope[:, None, :]).sum(-1)
+    raw = (picked * grad[:, None, :]).sum(-1)
     inner = 0.0 if defect == "renormalisation forgotten" else (weight * raw).sum(-1, keepdim=True)
     down = weight * (raw - inner)
     if defect == "only the first expert's logit":
@@ -382,9 +384,9 @@ def _routing_backward(defect: str, slope: Tensor, logits: Tensor, experts: Tenso
         down = down.flip(1)
     dlogits = torch.zeros_like(logits).scatter(1, index, down)
     shares = torch.ones_like(weight) if defect == "experts without their weight" else weight
-    dexperts = torch.zeros_like(experts).scatter(1, spread, shares[:, :, None] * slope[:, None, :])
+    dexperts = torch.zeros_like(experts).scatter(1, spread, shares[:, :, None] * grad[:, None, :])
     if defect == "second expert not written":
-        dexperts = torch.zeros_like(experts).scatter(1, spread[:, :1], weight[:, :1, None] * slope[:, None, :])
+        dexperts = torch.zeros_like(experts).scatter(1, spread[:, :1], weight[:, :1, None] * grad[:, None, :])
     return None if defect == "routing weights detached" else dlogits, dexperts
 
 
@@ -395,19 +397,19 @@ def _convolution(x: Tensor, weight: Tensor) -> Tensor:
     return sum((padded[:, tap : tap + x.shape[1]] * weight[:, tap] for tap in range(taps)), torch.zeros_like(x))
 
 
-def _convolution_backward(defect: str, slope: Tensor, x: Tensor, weight: Tensor) -> Grads:
+def _convolution_backward(defect: str, grad: Tensor, x: Tensor, weight: Tensor) -> Grads:
     taps, length = weight.shape[1], x.shape[1]
     kernel_ = weight.flip(1) if defect == "filter not reversed" else weight
-    ahead = F.pad(slope, (0, 0, 0, taps - 1))
+    ahead = F.pad(grad, (0, 0, 0, taps - 1))
     dx = sum((ahead[:, taps - 1 - tap :][:, :length] * kernel_[:, tap] for tap in range(taps)), torch.zeros_like(x))
     padded = F.pad(x, (0, 0, taps - 1, 0))
-    used = slope[:, :-TILE] if defect == "last tile not added to the filter" else slope
+    used = grad[:, :-TILE] if defect == "last tile not added to the filter" else grad
     dweight = torch.stack([(padded[:, tap : tap + used.shape[1]] * used).sum((0, 1)) for tap in range(taps)], 1)
     if defect == "input shifted by one":
         dx = dx.roll(1, 1)
     if defect == "halo of a tile left out":
         dx = dx.clone()
-        dx[:, TILE - 1] = (slope * weight[:, -1])[:, TILE - 1]
+        dx[:, TILE - 1] = (grad * weight[:, -1])[:, TILE - 1]
     if defect == "filter of one batch":
         dweight = dweight / x.shape[0]
     return dx, dweight

@@ -35,10 +35,10 @@ class Entry:
         return subject(self.build, loss=self.loss, seed=seed, constant=self.constant)
 
 
-def hand(name: str, place: str, loss: str = "regression", **options: Any) -> Entry:
+def hand(name: str, index: str, loss: str = "regression", **options: Any) -> Entry:
     """A model of the package `models`; `place` is file.builder with the builder's arguments as options."""
     own = {key: options.pop(key) for key in ("constant", "countable", "reason") if key in options}
-    file, _, function = place.partition(".")
+    file, _, function = index.partition(".")
 
     def build() -> Built:
         return getattr(importlib.import_module(f"models.{file}"), function or "build")(**options)

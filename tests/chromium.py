@@ -64,10 +64,10 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, waited for if it is a promise."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(json.dumps(found["exceptionDetails"])[:1000])
-        return found["result"].get("value")
+        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(json.dumps(result["exceptionDetails"])[:1000])
+        return result["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 300.0) -> None:
         """Until an expression is true."""

@@ -192,8 +192,8 @@ def _swapped(t: Any, x: Any) -> Any:
 
 
 GRADIENTS: dict[str, dict[str, Any]] = {
-    "paper.eq14": {"formula": partial(paper_gradients.gelu_gradients, slope=torch.sigmoid)},
-    "paper.eq40": {"formula": partial(paper_gradients.swiglu_gradients, slope=torch.sigmoid)},
+    "paper.eq14": {"formula": partial(paper_gradients.gelu_gradients, grad=torch.sigmoid)},
+    "paper.eq40": {"formula": partial(paper_gradients.swiglu_gradients, grad=torch.sigmoid)},
     "paper.eq58": {"formula": partial(paper_gradients.head_gradients, mean=0.0)},
     "paper.eq64": {"formula": _swapped},
     "paper.eq105": {"formula": partial(paper_gradients.rotary_weight_gradients, turn=-3)},
@@ -232,7 +232,7 @@ RATES: dict[str, dict[str, Any]] = {
     "paper.S6.proportional": {"power": 1},
     "paper.E1.proportional": {"build": block.mixture},
     "paper.S6.unbounded": {"factor": 0.01},
-    "paper.S6.ensures": {"slope": lambda theta: theta / 2},
+    "paper.S6.ensures": {"grad": lambda theta: theta / 2},
     "paper.S6.linear": {"end": 0.5},
     "paper.D.fullbatch": {"words": 884_736},
     "paper.E1.activation": {"activations": ("gelu", "silu")},
@@ -282,7 +282,7 @@ SUMMARY: dict[str, dict[str, Any]] = {
     "summary.gating.more": {"counts": (8, 8, 8)},
     "summary.moe": {"builds": (block.mixture, block.sparse_mixture)},
     "summary.deep": {"build": lambda: summary.deep(nn.Identity)},
-    "summary.rope": {"kept": lambda planes: 2 * planes},
+    "summary.rope": {"laws_of": lambda planes: 2 * planes},
     "summary.discrete": {"build": block.sigmoid_mixture},
     "summary.untrained": {"seeds": 0},
     "summary.optimizers": {"adaptive": torch.optim.SGD},
@@ -318,7 +318,7 @@ BLOG: dict[str, dict[str, Any]] = {
 SOFTMAX: dict[str, dict[str, Any]] = {
     "softmax.rows": {"centre": False},
     "softmax.rank": {"logits": lambda q, k: (q @ k.T) * (q @ k.T) + q @ k.T},
-    "softmax.compression": {"kept": 4},
+    "softmax.compression": {"size_kept": 4},
     "softmax.causal": {"allowed": lambda width: width},
     "softmax.shift": {"centre": lambda z: z - z.mean(-2, keepdim=True)},
     "softmax.spectrum": {"factor": 1.001},

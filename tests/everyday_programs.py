@@ -254,9 +254,9 @@ class Experts(nn.Module):
         weights, chosen = self.router(x).softmax(-1).max(-1)
         out = x
         for index, expert in enumerate(self.experts):
-            places = (chosen == index).nonzero()[: self.capacity, 0]
-            if len(places):
-                out = out.index_add(0, places, weights[places, None] * expert(x[places]))
+            indices = (chosen == index).nonzero()[: self.capacity, 0]
+            if len(indices):
+                out = out.index_add(0, indices, weights[indices, None] * expert(x[indices]))
         return out
 
 
@@ -308,13 +308,13 @@ def average_swapped_in_for_evaluation(dtype: torch.dtype) -> Training:
         with torch.no_grad():
             for slow, p in zip(average, model.parameters(), strict=True):
                 slow.lerp_(p, 0.1)
-            kept = [p.detach().clone() for p in model.parameters()]
+            saved = [p.detach().clone() for p in model.parameters()]
             for slow, p in zip(average, model.parameters(), strict=True):
                 p.copy_(slow)
             model.eval()
             model(vectors(dtype)[0])
             model.train()
-            for old, p in zip(kept, model.parameters(), strict=True):
+            for old, p in zip(saved, model.parameters(), strict=True):
                 p.copy_(old)
 
     return usual(model, AdamW(model.parameters(), lr=3e-3), lambda: classify(model, *vectors(dtype)), swap)
@@ -1098,8 +1098,8 @@ def truncated_backpropagation_through_time(dtype: torch.dtype) -> Training:
 
     def loss() -> Tensor:
         tokens = torch.randint(11, (4, 7))
-        kept = None if state[0] is None else tuple(one.detach() for one in state[0])
-        out, state[0] = model(tokens[:, :-1], kept)
+        saved = None if state[0] is None else tuple(one.detach() for one in state[0])
+        out, state[0] = model(tokens[:, :-1], saved)
         return F.cross_entropy(out.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     return usual(model, SGD(model.parameters(), lr=0.1), loss)
@@ -1316,8 +1316,8 @@ def penalty_on_input_gradients(dtype: torch.dtype) -> Training:
     def loss() -> Tensor:
         x = vectors(dtype)[0].requires_grad_()
         out = model(x)
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        return F.softplus(-out).mean() + slope.square().sum(1).mean()
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return F.softplus(-out).mean() + grad.square().sum(1).mean()
 
     return usual(model, Adam(model.parameters(), lr=3e-3), loss)
 
@@ -1331,8 +1331,8 @@ def adversarial_examples_of_several_steps(dtype: torch.dtype) -> Training:
         moved = x.clone()
         for _ in range(3):
             moved = moved.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(classify(model, moved, y), moved)
-            moved = moved + 0.05 * slope.sign()
+            (grad,) = torch.autograd.grad(classify(model, moved, y), moved)
+            moved = moved + 0.05 * grad.sign()
         return classify(model, moved.detach(), y)
 
     return usual(model, SGD(model.parameters(), lr=0.05, momentum=0.9), loss)
@@ -1374,8 +1374,8 @@ def second_order_meta_learning(dtype: torch.dtype) -> Training:
         inner = F.cross_entropy(
             torch.func.functional_call(model, values, (vectors(dtype)[0],)).float(), vectors(dtype)[1]
         )
-        slopes = torch.autograd.grad(inner, list(values.values()), create_graph=True)
-        moved = {name: p - 0.05 * g for (name, p), g in zip(values.items(), slopes, strict=True)}
+        grads = torch.autograd.grad(inner, list(values.values()), create_graph=True)
+        moved = {name: p - 0.05 * g for (name, p), g in zip(values.items(), grads, strict=True)}
         return F.cross_entropy(
             torch.func.functional_call(model, moved, (vectors(dtype)[0],)).float(), vectors(dtype)[1]
         )

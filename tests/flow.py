@@ -26,7 +26,7 @@ def follow(loss: Callable[[dict[str, Tensor]], Tensor], start: dict[str, Tensor]
         pieces = vector.split(sizes)
         return {name: piece.reshape(t.shape) for (name, t), piece in zip(start.items(), pieces, strict=True)}
 
-    slope = torch.func.grad(lambda vector: loss(unpack(vector)))
+    grad = torch.func.grad(lambda vector: loss(unpack(vector)))
     begin = torch.cat([tensor.detach().flatten() for tensor in start.values()])
     spent = 0
 
@@ -35,7 +35,7 @@ def follow(loss: Callable[[dict[str, Tensor]], Tensor], start: dict[str, Tensor]
         spent += 1
         if spent > EVALUATIONS:
             raise _Stuck
-        return np.asarray(-slope(torch.from_numpy(y)).numpy())
+        return np.asarray(-grad(torch.from_numpy(y)).numpy())
 
     try:
         solution = solve_ivp(downhill, (0, time), begin.numpy(), method="DOP853", rtol=1e-11, atol=1e-12)

@@ -327,8 +327,8 @@ def _differentiated(
     if trick == "penalty" and real and twice:
         moved = x.clone().requires_grad_()
         loss = objective(moved)
-        (slope,) = torch.autograd.grad(loss, moved, create_graph=True)
-        (loss + slope.float().square().sum()).backward()
+        (grad,) = torch.autograd.grad(loss, moved, create_graph=True)
+        (loss + grad.float().square().sum()).backward()
         return loss
     if trick == "sharpness":
         sam = SharpnessAware(optimizer)

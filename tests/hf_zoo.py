@@ -96,8 +96,8 @@ def outputs(model: nn.Module, x: Any) -> Tensor:
     """What the model computes, in float64 throughout if it is one of float64."""
     with float64.kept():
         result = model(**x) if isinstance(x, dict) else model(x)
-    found = getattr(result, "logits", None)
-    return found if found is not None else result[0]
+    outcome = getattr(result, "logits", None)
+    return outcome if outcome is not None else result[0]
 
 
 class Computing(nn.Module):

@@ -43,15 +43,15 @@ class _Changed(torch.autograd.Function):
         return forward(*(_wide(value) for value in inputs)).to(inputs[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         inputs = ctx.saved_tensors
         with torch.enable_grad():
             leaves = [_wide(value).detach().requires_grad_() for value in inputs]
             out = ctx.forward_(*leaves)
-            grads = list(torch.autograd.grad(out, leaves, _wide(slopes[0])))
+            grads = list(torch.autograd.grad(out, leaves, _wide(gradients[0])))
         if ctx.change is not None:
             plain = [leaf.detach() for leaf in leaves]
-            grads = ctx.change([grad.clone() for grad in grads], plain, _wide(slopes[0]), out.detach())
+            grads = ctx.change([grad.clone() for grad in grads], plain, _wide(gradients[0]), out.detach())
         return (None, None, *(grad.to(value.dtype) for grad, value in zip(grads, inputs, strict=True)))
 
 
@@ -100,114 +100,114 @@ FUNCTIONS: dict[str, tuple[Forward, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def _scaled(place: int, where: Callable[..., Tensor], factor: float) -> Change:
+def _scaled(index: int, where: Callable[..., Tensor], factor: float) -> Change:
     """Multiply entries of one gradient, chosen by gradients, inputs, output gradient and output."""
 
-    def change(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
-        chosen = where(grads[place], inputs[place], slope, out)
-        grads[place] = torch.where(chosen, grads[place] * factor, grads[place])
+    def change(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
+        chosen = where(grads[index], inputs[index], grad, out)
+        grads[index] = torch.where(chosen, grads[index] * factor, grads[index])
         return grads
 
     return change
 
 
-def _span(place: int, axis: int, start: int | None, stop: int | None, factor: float) -> Change:
+def _span(index: int, axis: int, start: int | None, stop: int | None, factor: float) -> Change:
     """Multiply a span of one gradient along an axis."""
 
-    def change(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
-        span: list[Any] = [slice(None)] * grads[place].ndim
+    def change(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
+        span: list[Any] = [slice(None)] * grads[index].ndim
         span[axis] = slice(start, stop)
-        grads[place][tuple(span)] *= factor
+        grads[index][tuple(span)] *= factor
         return grads
 
     return change
 
 
 def _beyond(limit: float) -> Callable[..., Tensor]:
-    return lambda grad, value, slope, out: value.abs() > limit
+    return lambda grad, value, gradient, out: value.abs() > limit
 
 
-def _all(grad: Tensor, value: Tensor, slope: Tensor, out: Tensor) -> Tensor:
+def _all(grad: Tensor, value: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
     return torch.ones_like(grad, dtype=torch.bool)
 
 
-def _one_row_left_out(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _one_row_left_out(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     """dw of the RMS norm without row 1,234."""
     x = inputs[0][1234]
     unit = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-    return [grads[0], grads[1] - slope[1234] * unit]
+    return [grads[0], grads[1] - grad[1234] * unit]
 
 
 def _row_of_linear(row: int) -> Change:
-    def change(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
-        return [grads[0], grads[1] - slope[row][:, None] * inputs[0][row][None, :]]
+    def change(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
+        return [grads[0], grads[1] - grad[row][:, None] * inputs[0][row][None, :]]
 
     return change
 
 
-def _bias_without_last(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
-    return [grads[0], grads[1], grads[2] - slope[-1]]
+def _bias_without_last(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
+    return [grads[0], grads[1], grads[2] - grad[-1]]
 
 
 def _softmax_small(limit: float, factor: float) -> Change:
-    return _scaled(0, lambda grad, value, slope, out: out < limit, factor)
+    return _scaled(0, lambda grad, value, gradient, out: out < limit, factor)
 
 
-def _log_softmax_small(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _log_softmax_small(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     """The product with small probabilities is dropped."""
     p = out.exp()
-    return [torch.where(p < 1e-3, slope, grads[0])]
+    return [torch.where(p < 1e-3, grad, grads[0])]
 
 
 def _large_slopes(limit: float) -> Change:
     """An output gradient beyond a limit is clipped."""
 
-    def change(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
-        ratio = (limit / float(slope.abs().max().clamp_min(1e-30))) if float(slope.abs().max()) > limit else 1.0
+    def change(grads: Grads, inputs: Sequence[Tensor], gradient: Tensor, out: Tensor) -> Grads:
+        ratio = (limit / float(gradient.abs().max().clamp_min(1e-30))) if float(gradient.abs().max()) > limit else 1.0
         return [grad * ratio for grad in grads]
 
     return change
 
 
-def _if_sorted(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _if_sorted(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     rising = (inputs[0].diff(dim=-1) >= 0).all(-1, keepdim=True)
     return [torch.where(rising, grads[0] * 0.5, grads[0])]
 
 
-def _if_constant(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _if_constant(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     same = (inputs[0] == inputs[0][..., :1]).all(-1, keepdim=True)
     return [torch.where(same, grads[0] * 0.5, grads[0]), *grads[1:]]
 
 
-def _if_mostly_zero(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _if_mostly_zero(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     empty = (inputs[0] == 0).double().mean(-1, keepdim=True) > 0.5
     return [torch.where(empty, grads[0] * 0.5, grads[0]), *grads[1:]]
 
 
-def _if_one_dominates(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _if_one_dominates(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     x = inputs[0].abs()
     alone = x.max(-1, keepdim=True).values > 0.9 * x.sum(-1, keepdim=True)
     return [torch.where(alone, grads[0] * 0.5, grads[0]), *grads[1:]]
 
 
-def _if_offset(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _if_offset(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     x = inputs[0]
     far = x.mean(-1, keepdim=True).abs() > 4 * x.std(-1, keepdim=True)
     return [torch.where(far, grads[0] * 0.5, grads[0]), *grads[1:]]
 
 
-def _if_tiny(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _if_tiny(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     small = inputs[0].abs().max() < 0.05
     return [grads[0] * (0.5 if bool(small) else 1.0), *grads[1:]]
 
 
-def _sums_off(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _sums_off(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     """The running sum of the backward starts again every 256 entries."""
-    parts = slope.unflatten(-1, (-1, 256)).flip(-1).cumsum(-1).flip(-1)
+    parts = grad.unflatten(-1, (-1, 256)).flip(-1).cumsum(-1).flip(-1)
     return [parts.flatten(-2)]
 
 
-def _zeroed_small_keys(grads: Grads, inputs: Sequence[Tensor], slope: Tensor, out: Tensor) -> Grads:
+def _zeroed_small_keys(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     return [grads[0], torch.where(grads[1].abs() < 1e-3 * grads[1].abs().max(), 0.0, grads[1]), grads[2]]
 
 

@@ -34,8 +34,8 @@ class Draw:
 
 def _rotated(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    place, pair = torch.arange(x.shape[-2], device=x.device), torch.arange(half, device=x.device)
-    angle = place[:, None] * torch.exp(-pair / 2)
+    index, pair = torch.arange(x.shape[-2], device=x.device), torch.arange(half, device=x.device)
+    angle = index[:, None] * torch.exp(-pair / 2)
     cos, sin = angle.cos().to(x), angle.sin().to(x)
     left, right = x[..., :half], x[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)

@@ -222,7 +222,7 @@ def resampled(subject: Subject, seed: int) -> Subject:
     def other(name: int | str, value: Any) -> Any:
         return imitate(value, generator) if isinstance(value, Tensor) and name not in subject.constant else value
 
-    args = tuple(other(place, value) for place, value in enumerate(subject.args))
+    args = tuple(other(index, value) for index, value in enumerate(subject.args))
     return replace(subject, args=args, kwargs={name: other(name, value) for name, value in subject.kwargs.items()})
 
 
@@ -237,15 +237,15 @@ def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int
     for seed in range(inputs if len(chosen) else 0):
         case = subject if seed == 0 else resampled(subject, seed)
         with nullcontext() if exact else without_epsilon(subject.model):
-            slopes = gradients(case, seed=3 + seed)
-        if not finite(slopes):
+            grads = gradients(case, seed=3 + seed)
+        if not finite(grads):
             result = {symmetry.name: result.get(symmetry.name, float("nan")) for symmetry in chosen}
             continue
         theta = _every(subject)
-        weighed = chosen.balance(slopes, theta)
+        weighted = chosen.balance(grads, theta)
         # The objective's slope along what it sees is about one: where parameters do not reach it, all is rounding.
-        pull = max(float(torch.stack([g.norm() for g in slopes.values()]).norm()), 1.0)
-        for symmetry, r, scale in zip(chosen, weighed.residuals, weighed.scales, strict=True):
+        pull = max(float(torch.stack([g.norm() for g in grads.values()]).norm()), 1.0)
+        for symmetry, r, scale in zip(chosen, weighted.residuals, weighted.scales, strict=True):
             size = float(torch.stack([theta[name].norm() for name in symmetry.parameters]).norm())
             # Gradients that are zero but for rounding have nothing to be relative to.
             silent = scale <= SILENT * pull * max(size, 1.0)
@@ -273,7 +273,7 @@ def _every(subject: Subject) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in subject.model.named_parameters(remove_duplicate=False)}
 
 
-def residual_by_action(symmetry: Symmetry, subject: Subject, slopes: Mapping[str, Tensor], step: float = 1e-5) -> float:
+def residual_by_action(symmetry: Symmetry, subject: Subject, grads: Mapping[str, Tensor], step: float = 1e-5) -> float:
     """The identity from its definition alone: the slope of the loss along the orbit, by central differences.
 
     Slow, and good to about 1e-10; it shares no code with the moment map.
@@ -286,10 +286,10 @@ def residual_by_action(symmetry: Symmetry, subject: Subject, slopes: Mapping[str
     total, size = 0.0, 0.0
     for name in symmetry.parameters:
         tangent = (along[0][name] - along[1][name]) / (2 * step)
-        total += float((slopes[name] * tangent).sum())
-        size += float(slopes[name].norm() * tangent.norm())
+        total += float((grads[name] * tangent).sum())
+        size += float(grads[name].norm() * tangent.norm())
     # A parameter whose own gradient is zero has nothing to be relative to but the other gradients.
-    floor = 1e-6 * float(torch.stack([g.norm() for g in slopes.values()]).norm())
+    floor = 1e-6 * float(torch.stack([g.norm() for g in grads.values()]).norm())
     return abs(total) / max(size, floor, 1e-300)
 
 
@@ -328,13 +328,13 @@ def drifts(laws: LawSet, subject: Subject, rate: float = 1e-8) -> dict[str, floa
     if not len(chosen):
         return {}
     start = chosen.reference(_every(subject))
-    slopes = gradients(subject)
-    pull = max(float(g.abs().max()) for g in slopes.values())
+    grads = gradients(subject)
+    pull = max(float(g.abs().max()) for g in grads.values())
     rate /= max(pull, 1.0)
     former = {name: p.detach().clone() for name, p in _trained(subject).items()}
     with torch.no_grad():
         for name, parameter in _trained(subject).items():
-            parameter.data.sub_(rate * slopes[name])
+            parameter.data.sub_(rate * grads[name])
         end = {name: value.clone() for name, value in chosen.values(_every(subject)).items()}
         for name, parameter in _trained(subject).items():
             parameter.data.copy_(former[name])

@@ -24,13 +24,13 @@ def made_once(name: str, factory: pytest.TempPathFactory, make: Callable[[Path],
     """
     own = factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    kept = shared / f"{name}.pickle"
+    saved = shared / f"{name}.pickle"
     with (shared / f"{name}.lock").open("w") as lock:
         # Released when the process ends, however that happens.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
+        if not saved.exists():
             folder = shared / f"{name}-made"
             folder.mkdir()
-            kept.write_bytes(pickle.dumps(make(folder)))
-        result: Made = pickle.loads(kept.read_bytes())
+            saved.write_bytes(pickle.dumps(make(folder)))
+        result: Made = pickle.loads(saved.read_bytes())
     return result

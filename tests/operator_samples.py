@@ -85,13 +85,13 @@ class Sample(nn.Module):
 
     def _operands(self, sample: int) -> list[Tensor]:
         result = []
-        for place, shape in enumerate(self.shapes):
+        for index, shape in enumerate(self.shapes):
             if self.frame == "mapped":
-                value = (self.given[place][sample] @ self.inside[place]).reshape(shape)
+                value = (self.given[index][sample] @ self.inside[index]).reshape(shape)
             elif self.frame == "shifted":
-                value = self.inside[place] + self.bias[place]
+                value = self.inside[index] + self.bias[index]
             else:
-                value = self.inside[place]
+                value = self.inside[index]
             if self.noncontiguous and value.ndim:
                 value = value.repeat_interleave(2, -1)[..., ::2]
             result.append(value)
@@ -99,10 +99,10 @@ class Sample(nn.Module):
 
     def _results(self, operands: list[Tensor]) -> list[Tensor]:
         leaves = tree_flatten(self.call(operands))[0]
-        found = [
+        result = [
             leaf for leaf in leaves if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
         ]
-        return [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in found]
+        return [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in result]
 
     def forward(self, _: Tensor | None = None) -> Any:
         outputs = []
@@ -155,13 +155,13 @@ def cases(operator: Any, *, samples: int = 8, part: tuple[int, int] = (0, 1)) ->
     chosen = []
     for dtype, small in _samples(operator):
         step = max(1, len(small) // samples)
-        chosen += [(dtype, place, sample) for place, sample in small[::step][:samples]]
-    for number, (dtype, place, sample) in list(enumerate(chosen))[part[0] :: part[1]]:
+        chosen += [(dtype, index, sample) for index, sample in small[::step][:samples]]
+    for number, (dtype, index, sample) in list(enumerate(chosen))[part[0] :: part[1]]:
         call, tensors = _call(operator, sample)
         if not tensors or any(tensor.is_complex() for tensor in tensors) != dtype.is_complex:
             continue
         for frame in ("direct", "mapped", "shifted"):
-            title = f"{operator.full_name}[{place}] {str(dtype).removeprefix('torch.')} {frame}"
+            title = f"{operator.full_name}[{index}] {str(dtype).removeprefix('torch.')} {frame}"
             try:
                 program = _framed(call, tensors, frame, noncontiguous=number % 3 == 2)
             except Exception:
@@ -186,7 +186,7 @@ def _samples(operator: Any) -> Iterator[tuple[torch.dtype, list[tuple[int, Any]]
             except Exception:
                 # Some samples need packages or devices that are not there.
                 continue
-            yield dtype, [(place, sample) for place, sample in enumerate(every) if _small(sample)]
+            yield dtype, [(index, sample) for index, sample in enumerate(every) if _small(sample)]
 
 
 def _framed(call: Any, tensors: list[Tensor], frame: str, *, noncontiguous: bool) -> Sample | None:
@@ -214,14 +214,14 @@ def _small(sample: Any) -> bool:
 def _call(operator: Any, sample: Any) -> tuple[Callable[[list[Tensor]], Any], list[Tensor]]:
     """The operator as a function of its trained tensors, and their values."""
     leaves, tree = tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.numel()]
-    tensors = [leaves[n].detach().clone() for n in places]
+    indices = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.numel()]
+    tensors = [leaves[n].detach().clone() for n in indices]
     fixed = tree_map_only(Tensor, Tensor.detach, leaves)
 
     def call(given: list[Tensor]) -> Any:
         filled = list(fixed)
-        for place, value in zip(places, given, strict=True):
-            filled[place] = value.resolve_conj() if value.is_conj() else value
+        for index, value in zip(indices, given, strict=True):
+            filled[index] = value.resolve_conj() if value.is_conj() else value
         first, args, kwargs = torch.utils._pytree.tree_unflatten(filled, tree)
         result = operator.op(first, *args, **kwargs)
         return sample.output_process_fn_grad(result)
@@ -254,20 +254,20 @@ def torus_laws(case: Case) -> int:
         views = [(leg.degree, leg.view.of_point(positions[leg.view.parameter])) for leg in symmetry.legs]
         if isinstance(symmetry.kind, Translation):
             if symmetry.inert:
-                rows += [[(int(place), 1.0)] for _, view in views for place in view.flatten().tolist()]
+                rows += [[(int(index), 1.0)] for _, view in views for index in view.flatten().tolist()]
             continue
         count = views[0][1].shape[0] if not isinstance(symmetry.kind, OneScale) else 1
         for row in range(count):
             entries = [
-                (int(place), float(degree))
+                (int(index), float(degree))
                 for degree, view in views
-                for place in (view.flatten() if isinstance(symmetry.kind, OneScale) else view[row]).tolist()
+                for index in (view.flatten() if isinstance(symmetry.kind, OneScale) else view[row]).tolist()
             ]
             rows.append(entries)
     matrix = torch.zeros(len(rows), sum(sizes.values()), dtype=torch.float64)
     for number, entries in enumerate(rows):
-        for place, degree in entries:
-            matrix[number, place] += degree
+        for index, degree in entries:
+            matrix[number, index] += degree
     return int(torch.linalg.matrix_rank(matrix)) if len(rows) else 0
 
 
@@ -288,9 +288,10 @@ def true_scales(case: Case) -> int:
                 weights = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
                 loss = sum((one * weight).sum() for one, weight in zip(outputs, weights, strict=True))
                 assert isinstance(loss, Tensor)
-                found = torch.autograd.grad(loss, parameters, allow_unused=True)
+                result = torch.autograd.grad(loss, parameters, allow_unused=True)
                 row = [
-                    torch.zeros_like(p) if g is None else p.detach() * g for p, g in zip(parameters, found, strict=True)
+                    torch.zeros_like(p) if g is None else p.detach() * g
+                    for p, g in zip(parameters, result, strict=True)
                 ]
                 rows.append(torch.cat([part.flatten() for part in row]))
     except Exception:

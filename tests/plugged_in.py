@@ -232,8 +232,8 @@ class Gated(torch.autograd.Function):
         (out,) = grads
         gate, up = ctx.saved_tensors
         s = gate.sigmoid()
-        slope = s if ctx.wrong == "the gate's derivative" else s * (1 + gate * (1 - s))
-        dgate, dup = out * up * slope, out * gate * s
+        grad = s if ctx.wrong == "the gate's derivative" else s * (1 + gate * (1 - s))
+        dgate, dup = out * up * grad, out * gate * s
         if ctx.wrong == "the two gradients swapped":
             dgate, dup = dup, dgate
         if ctx.wrong == "dup times 2":
@@ -276,12 +276,12 @@ class Activate(torch.autograd.Function):
         with torch.enable_grad():
             y = x.detach().requires_grad_()
             out = F.relu(y) if ctx.kind == "relu" else F.gelu(y, approximate="tanh")
-        (slope,) = torch.autograd.grad(out, y, grads[0])
+        (grad,) = torch.autograd.grad(out, y, grads[0])
         if ctx.wrong == "derivative of ReLU leaks":
-            slope = slope + 0.1 * grads[0] * (x < 0)
+            grad = grad + 0.1 * grads[0] * (x < 0)
         if ctx.wrong == "derivative of GELU":
-            slope = grads[0] * x.sigmoid()
-        return slope, None, None
+            grad = grads[0] * x.sigmoid()
+        return grad, None, None
 
 
 class Network(nn.Module):
@@ -330,8 +330,8 @@ class Route(torch.autograd.Function):
             return p * out, None
         if ctx.wrong == "gradients of the wrong experts":
             out = out.roll(1, -1)
-        found = p * (out - (p * out).sum(-1, keepdim=True))
-        return found * (1.1 if ctx.wrong == "dlogits times 1.1" else 1.0), None
+        result = p * (out - (p * out).sum(-1, keepdim=True))
+        return result * (1.1 if ctx.wrong == "dlogits times 1.1" else 1.0), None
 
 
 class Mixture(nn.Module):
@@ -433,8 +433,8 @@ class Project(torch.autograd.Function):
         (out,) = grads
         x, weight = ctx.saved_tensors
         wrong, width = ctx.wrong, weight.shape[1] // 3
-        flat, slope = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
-        dx, dw, db = out @ weight.T, flat.T @ slope, slope.sum(0)
+        flat, grad = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
+        dx, dw, db = out @ weight.T, flat.T @ grad, grad.sum(0)
         q, k, v = dw.split(width, 1)
         if wrong == "keys' part times 1.1":
             dw = torch.cat([q, 1.1 * k, v], 1)
@@ -447,12 +447,12 @@ class Project(torch.autograd.Function):
         if wrong == "bias's gradient lost":
             db = torch.zeros_like(db)
         if wrong == "bias's gradient averaged":
-            db = db / len(slope)
+            db = db / len(grad)
         if wrong == "dx of half the outputs (no all-reduce)":
             half = weight.shape[1] // 2
             dx = out[..., :half] @ weight[:, :half].T
         if wrong == "dW of half the batch (no all-reduce)":
-            dw = flat[: len(flat) // 2].T @ slope[: len(slope) // 2]
+            dw = flat[: len(flat) // 2].T @ grad[: len(grad) // 2]
         return dx, dw, db, None
 
 

@@ -45,8 +45,8 @@ class Program(nn.Module):
         pool = [x]
         for step in self.steps:
             pool.append(step.run(self, pool))
-        found = tuple(pool[i] for i in self.outputs)
-        return found[0] if len(found) == 1 else found
+        result = tuple(pool[i] for i in self.outputs)
+        return result[0] if len(result) == 1 else result
 
     def __str__(self) -> str:
         shapes = ", ".join(f"p{i}{tuple(p.shape)}" for i, p in enumerate(self.p))
@@ -72,10 +72,10 @@ class Grower:
 
     def pick(self, fits: Callable[[Shape], bool] = lambda shape: True) -> int | None:
         """A value whose shape fits; those that nothing has used yet are more likely."""
-        found = [i for i, shape in enumerate(self.shapes) if fits(shape)]
-        if not found:
+        result = [i for i, shape in enumerate(self.shapes) if fits(shape)]
+        if not result:
             return None
-        return self.rng.choices(found, weights=[1 if i in self.used else 8 for i in found])[0]
+        return self.rng.choices(result, weights=[1 if i in self.used else 8 for i in result])[0]
 
     def parameter(self, *shape: int, reuse: bool = True) -> int:
         """A parameter of a shape: a new one, or sometimes an old one."""
@@ -447,9 +447,9 @@ def _(g: Grower) -> bool:
     w = g.parameter(3, g.shapes[i][-1])
 
     def run(c: Program, pool: list[Tensor]) -> Tensor:
-        places = (pool[0].flatten(1)[:, 0] > 0).long() + (pool[0].flatten(1)[:, 1] > 0).long()
-        found = F.embedding(places, c.p[w])
-        return pool[i] + (found if pool[i].ndim == 2 else found[:, None])
+        indices = (pool[0].flatten(1)[:, 0] > 0).long() + (pool[0].flatten(1)[:, 1] > 0).long()
+        result = F.embedding(indices, c.p[w])
+        return pool[i] + (result if pool[i].ndim == 2 else result[:, None])
 
     g.add(f"v{i} + embedding(signs of v0, p{w})", run, i)
     return True
@@ -688,8 +688,8 @@ def _compose(
     last = pool[outputs[0]]
     classes = len(outputs) == 1 and last.ndim >= 2 and last.shape[-1] >= 2 and rng.random() < 0.4
     program = Program(g.steps, g.parameters, outputs)
-    found = program(x)
-    flat = torch.cat([t.flatten() for t in (found if isinstance(found, tuple) else (found,))])
+    result = program(x)
+    flat = torch.cat([t.flatten() for t in (result if isinstance(result, tuple) else (result,))])
     if not flat.requires_grad:
         return None
     return program, x, "cross_entropy" if classes else "regression", ", ".join(g.words)

@@ -103,8 +103,8 @@ class Written:
         return self.drawn(self.real), torch.randint(-1, 2, self.tokens, generator=self.generator)
 
     def some(self, real: bool = True) -> int:
-        found = [i for i, value in enumerate(self.values) if value.is_floating_point() == real]
-        return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
+        result = [i for i, value in enumerate(self.values) if value.is_floating_point() == real]
+        return result[max(self.rng.randrange(len(result)), self.rng.randrange(len(result)))]
 
     def add(self, name: str, step: Step) -> None:
         """Keep a step if it works, and its values stay moderate and away from kinks."""
@@ -312,11 +312,11 @@ def compared(written: Written) -> Compared:
         parts = [part.reshape(shape) for part, shape in zip(theta.split(sizes), shapes, strict=True)]
         return written(dict(zip(written.start, parts, strict=True)), (x[0], x[1]))
 
-    slope = torch.func.grad(lambda t: (f(t) * v).sum())(case.theta)
+    grad = torch.func.grad(lambda t: (f(t) * v).sum())(case.theta)
     from random_programs import _floats
 
     mine = _floats(case.program, None, case.theta, case.samples[:1])
-    for name, theirs in (("value", f(case.theta)), ("gradient", slope)):
+    for name, theirs in (("value", f(case.theta)), ("gradient", grad)):
         scale = 1 + float(theirs.abs().max()) if prod(theirs.shape) else 1.0
         if not torch.allclose(torch.as_tensor(mine[name]), theirs, rtol=1e-7, atol=1e-9 * scale):
             result.disagreements.append(f"{name}: program {mine[name]}, function {theirs}")

@@ -41,8 +41,8 @@ def torch_node(node: Node, given: list[Tensor], theta: Tensor, x: list[Tensor]) 
         return getattr(torch, op)(*given)
     if op == "take":
         flat = torch.cat([*(part.flatten() for part in given), torch.zeros(1, dtype=given[0].dtype)])
-        places = torch.as_tensor(node.places)
-        return flat[torch.where(places < 0, len(flat) - 1, places)].reshape(shape)
+        indices = torch.as_tensor(node.places)
+        return flat[torch.where(indices < 0, len(flat) - 1, indices)].reshape(shape)
     if op == "scatter":
         return given[0].flatten().index_put((given[1].flatten(),), given[2].flatten()).reshape(shape)
     rules: dict[str, Any] = {
@@ -116,10 +116,10 @@ class Maker:
 
     def some(self, discrete: bool) -> int:
         """A node of a kind, late ones rather than early ones."""
-        found = [i for i, node in enumerate(self.nodes) if node.discrete == discrete]
+        result = [i for i, node in enumerate(self.nodes) if node.discrete == discrete]
         if not discrete and self.rng.random() < 0.7:
-            found = self.moving
-        return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
+            result = self.moving
+        return result[max(self.rng.randrange(len(result)), self.rng.randrange(len(result)))]
 
     def shape(self, most: int = 3) -> tuple[int, ...]:
         return tuple(
@@ -131,8 +131,8 @@ class Maker:
         inputs = inputs or [self.some(discrete) for _ in range(self.rng.choice((1, 1, 2)))]
         total = sum(prod(self.nodes[i].shape) for i in inputs)
         low = -1 if self.rng.random() < 0.2 or not total else 0
-        places = np.array([self.rng.randrange(low, total) for _ in range(prod(shape))], dtype=np.int64)
-        result = self.put("take", *inputs, shape=shape, places=places)
+        indices = np.array([self.rng.randrange(low, total) for _ in range(prod(shape))], dtype=np.int64)
+        result = self.put("take", *inputs, shape=shape, places=indices)
         assert result is not None
         return result
 
@@ -184,18 +184,18 @@ class Maker:
             index = self.rng.choice(usable)
         else:
             count = self.rng.randint(0, min(size, 3))
-            places = self.rng.sample(range(size), count)
+            indices = self.rng.sample(range(size), count)
             if not once and size:
-                places = [self.rng.randrange(size) for _ in places]
-            index = self.put("constant", shape=(count,), values=tuple(places), discrete=True) or len(self.nodes) - 1
+                indices = [self.rng.randrange(size) for _ in indices]
+            index = self.put("constant", shape=(count,), values=tuple(indices), discrete=True) or len(self.nodes) - 1
         shape = self.nodes[index].shape
         if op == "gather":
             self.put(op, a, index, shape=shape)
         else:
             self.put(op, a, index, self.fitted(shape, discrete), shape=self.nodes[a].shape)
 
-    def _usable(self, place: int, size: int, once: bool) -> bool:
-        value = self.values[place]
+    def _usable(self, index: int, size: int, once: bool) -> bool:
+        value = self.values[index]
         inside = bool(((value >= 0) & (value < size)).all())
         return inside and (not once or len(value.unique()) == value.numel())
 
@@ -276,9 +276,9 @@ def compare(case: Case, *, brackets: int = 0) -> Compared:
         scale = 1 + max((abs(float(b.mid())) for b in balls), default=0.0)
         # float64 has 53 bits where balls have BITS, and loses what the balls' radius shows to be lost.
         lost = max((float(b.rad()) for b in balls), default=0.0) * 2.0 ** (BITS - 53) * 64
-        for place, (one, other) in enumerate(zip(balls, others, strict=True)):
+        for index, (one, other) in enumerate(zip(balls, others, strict=True)):
             if not one.overlaps(other) or not float(one.rad()) < 1e-12 * scale**2:
-                result.disagreements.append(f"{key}[{place}]: ball {one.str(10)}, second checker {other.str(10)}")
+                result.disagreements.append(f"{key}[{index}]: ball {one.str(10)}, second checker {other.str(10)}")
         for name, theirs in {"floats": results["floats"][key], "PyTorch": wanted.get(key)}.items():
             if theirs is None:
                 continue

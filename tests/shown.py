@@ -8,9 +8,9 @@ import re
 _NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+−]?\d+)?")
 
 
-def same(shown: str, found: str) -> bool:
+def same(shown: str, result: str) -> bool:
     """Whether every line and word agrees; see `close` for numbers. `…` stands for any lines, or any words of a line."""
-    wanted, given = _lines(shown), _lines(found)
+    wanted, given = _lines(shown), _lines(result)
     if "…" not in wanted:
         return _all_alike(wanted, given)
     cut = wanted.index("…")
@@ -18,33 +18,33 @@ def same(shown: str, found: str) -> bool:
     return _all_alike(wanted[:cut], given[:cut]) and _all_alike(rest, given[len(given) - len(rest) :])
 
 
-def _all_alike(shown: list[str], found: list[str]) -> bool:
-    return len(shown) == len(found) and all(_alike(a, b) for a, b in zip(shown, found, strict=True))
+def _all_alike(shown: list[str], result: list[str]) -> bool:
+    return len(shown) == len(result) and all(_alike(a, b) for a, b in zip(shown, result, strict=True))
 
 
 def _lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 
 
-def _alike(shown: str, found: str) -> bool:
+def _alike(shown: str, result: str) -> bool:
     if "…" in shown:
-        return re.fullmatch(".*".join(re.escape(part.strip()) for part in shown.split("…")), found) is not None
-    words = [_NUMBER.sub("#", line) for line in (shown, found)]
-    numbers = [_NUMBER.findall(line) for line in (shown, found)]
+        return re.fullmatch(".*".join(re.escape(part.strip()) for part in shown.split("…")), result) is not None
+    words = [_NUMBER.sub("#", line) for line in (shown, result)]
+    numbers = [_NUMBER.findall(line) for line in (shown, result)]
     return words[0] == words[1] and all(close(a, b) for a, b in zip(*numbers, strict=True))
 
 
-def close(shown: str, found: str) -> bool:
+def close(shown: str, result: str) -> bool:
     """Whole numbers are equal; decimals agree to five per cent; what is written with an exponent is rounding, or a
     measure of it, and agrees to three orders of magnitude."""
-    if shown == found:
+    if shown == result:
         return True
-    if "e" in shown or "e" in found:
-        sizes = [abs(_value(text)) for text in (shown, found)]
+    if "e" in shown or "e" in result:
+        sizes = [abs(_value(text)) for text in (shown, result)]
         return min(sizes) > 0 and abs(math.log10(sizes[0] / sizes[1])) <= 3
-    if "." not in shown or "." not in found:
+    if "." not in shown or "." not in result:
         return False
-    return math.isclose(_value(shown), _value(found), rel_tol=0.05, abs_tol=1e-3)
+    return math.isclose(_value(shown), _value(result), rel_tol=0.05, abs_tol=1e-3)
 
 
 def _value(text: str) -> float:

@@ -53,9 +53,9 @@ def attended(logits: Tensor, scores: str) -> Tensor:
         return logits.sigmoid()
     if scores == "alibi":
         heads, length = logits.shape[:2]
-        places = torch.arange(length)
-        slopes = 2.0 ** -torch.arange(1.0, heads + 1)
-        return F.softmax(logits - (slopes[:, None, None] * (places[:, None] - places).abs()).to(logits), -1)
+        indices = torch.arange(length)
+        grads = 2.0 ** -torch.arange(1.0, heads + 1)
+        return F.softmax(logits - (grads[:, None, None] * (indices[:, None] - indices).abs()).to(logits), -1)
     return F.softmax(logits, -1)
 
 

@@ -39,10 +39,10 @@ def test_requirements_are_those_of_all_extras_without_the_project_itself() -> No
 
 
 def test_configuration_of_pip_does_not_reach_the_check() -> None:
-    kept = clean_environment({"PIP_FIND_LINKS": "x", "PIP_INDEX_URL": "y", "PIP_CERT": "z", "HOME": "h"})
-    assert kept["PIP_CERT"] == "z"
-    assert kept["PIP_CONFIG_FILE"] == "/dev/null"
-    assert not {"PIP_FIND_LINKS", "PIP_INDEX_URL"} & set(kept)
+    environment = clean_environment({"PIP_FIND_LINKS": "x", "PIP_INDEX_URL": "y", "PIP_CERT": "z", "HOME": "h"})
+    assert environment["PIP_CERT"] == "z"
+    assert environment["PIP_CONFIG_FILE"] == "/dev/null"
+    assert not {"PIP_FIND_LINKS", "PIP_INDEX_URL"} & set(environment)
 
 
 @pytest.mark.parametrize(

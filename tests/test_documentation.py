@@ -106,7 +106,7 @@ def test_the_commands_of_a_page_run_and_print_what_is_shown(
         for block, _ in blocks_of((DOCS / page).read_text("utf-8"), "console"):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 line, _, shown = part.partition("\n")
-                if any(place in line for place in COMMANDS_ELSEWHERE):
+                if any(index in line for index in COMMANDS_ELSEWHERE):
                     continue
                 printed = ran(shlex.split(line, comments=True), capsys)
                 assert not shown.strip() or same(shown, printed), f"{line}\n{printed}"

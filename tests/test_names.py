@@ -64,9 +64,9 @@ def test_baselines_are_of_the_laws_families_and_are_not_laws() -> None:
     assert {s.family for s in baselines} == {f"not_{s.family}" for s in laws}
     model(x).square().mean().backward()
     theta = {name: p.detach() for name, p in model.named_parameters()}
-    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert max(float(s.identity(theta, slopes).abs().max()) for s in laws) < 1e-12
-    assert min(float(s.identity(theta, slopes).abs().max()) for s in baselines) > 1e-6
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert max(float(s.identity(theta, grads).abs().max()) for s in laws) < 1e-12
+    assert min(float(s.identity(theta, grads).abs().max()) for s in baselines) > 1e-6
 
 
 def test_assert_backward_is_beside_check() -> None:

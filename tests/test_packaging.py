@@ -266,11 +266,11 @@ def test_importing_everything_takes_less_than_half_of_the_time_of_pytorch(core: 
 def test_names_for_type_checkers_are_the_names_that_are_loaded() -> None:
     tree = ast.parse((ROOT / "src/conserved/__init__.py").read_text(encoding="utf-8"))
     typed, _ = (node for node in tree.body if isinstance(node, ast.If))
-    told = {
+    text = {
         alias.name: item.module or "" for item in typed.body if isinstance(item, ast.ImportFrom) for alias in item.names
     }
-    assert {*told, "__version__"} == set(conserved.__all__)
-    for name, module in told.items():
+    assert {*text, "__version__"} == set(conserved.__all__)
+    for name, module in text.items():
         home = importlib.import_module(f"{module}.{name}" if module == "conserved" else module)
         assert getattr(conserved, name) is (home if module == "conserved" else getattr(home, name))
 

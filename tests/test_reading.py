@@ -32,15 +32,15 @@ def files_named_for(what: str) -> list[str]:
 def defined_in(module: str, name: str) -> Path:
     """The file of the assignment, function or class that a name is imported from."""
     holder = importlib.import_module(module)
-    found = getattr(holder, name)
-    home = sys.modules.get(getattr(found, "__module__", module), holder)
+    result = getattr(holder, name)
+    home = sys.modules.get(getattr(result, "__module__", module), holder)
     if name not in vars(home):
         home = holder
     assert home.__file__ is not None
     tree = ast.parse(Path(home.__file__).read_text(encoding="utf-8"))
     assigned = (target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
     names = {getattr(node, "name", "") for node in tree.body} | {getattr(target, "id", "") for target in assigned}
-    assert name in names or found.__name__ in names, f"{name} is not defined in {home.__name__}"
+    assert name in names or result.__name__ in names, f"{name} is not defined in {home.__name__}"
     return Path(home.__file__)
 
 

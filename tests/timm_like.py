@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def under(place: str) -> Any:
+def under(index: str) -> Any:
     """Give a class the qualified name it has in timm."""
 
     def rename(cls: type) -> type:
-        cls.__module__, cls.__qualname__ = f"timm.{place}", cls.__name__
+        cls.__module__, cls.__qualname__ = f"timm.{index}", cls.__name__
         return cls
 
     return rename

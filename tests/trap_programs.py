@@ -211,8 +211,8 @@ def _(h: Tensor) -> Tensor:
 
 @between("the two largest only")
 def _(h: Tensor) -> Tensor:
-    values, places = h.topk(2, dim=-1)
-    return torch.zeros_like(h).scatter(1, places, values)
+    values, indices = h.topk(2, dim=-1)
+    return torch.zeros_like(h).scatter(1, indices, values)
 
 
 @between("summed along itself")
@@ -502,9 +502,9 @@ class _WrongLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
-        slope = g.t() @ x
-        slope[0] *= 1.1
-        return g @ w, slope
+        grad = g.t() @ x
+        grad[0] *= 1.1
+        return g @ w, grad
 
 
 @trap("a gradient turned round")

@@ -47,9 +47,9 @@ class Environment:
         self, *words: str | Path, at: Path, text: str | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """A command that finds this environment's programs first, and nothing of the tests'."""
-        kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
+        saved = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
         path = f"{self.folder / 'bin'}{os.pathsep}{os.defpath}"
-        environment = {**kept, "PATH": path, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "TERM": "dumb", **variables}
+        environment = {**saved, "PATH": path, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "TERM": "dumb", **variables}
         return subprocess.run(
             [str(word) for word in words], cwd=at, env=environment, input=text, capture_output=True, text=True
         )
@@ -81,15 +81,15 @@ def install(wheel: Path, folder: Path, *extras: str, papers: Path | None = None)
 
 def required(*extras: str, papers: bool = False) -> frozenset[str]:
     """Every distribution this package needs, directly or not; with those of the papers if asked for."""
-    found: set[tuple[str, str]] = set()
+    result: set[tuple[str, str]] = set()
     waiting = [("conserved", extra) for extra in ("", *extras)]
     waiting += [("conserved-papers", "")] if papers else []
     while waiting:
         name, extra = waiting.pop()
-        if (name, extra) not in found:
-            found.add((name, extra))
+        if (name, extra) not in result:
+            result.add((name, extra))
             waiting += _direct(name, extra)
-    return frozenset(name for name, _ in found) - set(PROJECTS)
+    return frozenset(name for name, _ in result) - set(PROJECTS)
 
 
 def _direct(name: str, extra: str) -> Iterator[tuple[str, str]]:
@@ -120,12 +120,12 @@ def _only_with(extra: str, line: str) -> str:
 
 def _link(name: str, packages: Path) -> None:
     try:
-        found = distribution(name)
+        result = distribution(name)
     except PackageNotFoundError:
         return
-    tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
+    tops = {file.parts[0] for file in result.files or () if file.parts[0] not in ("..", "__pycache__")}
     for top in tops:
-        source, target = Path(str(found.locate_file(top))), packages / top
+        source, target = Path(str(result.locate_file(top))), packages / top
         if source.exists() and not target.exists():
             target.symlink_to(source)
 

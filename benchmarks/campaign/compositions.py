@@ -217,8 +217,8 @@ def shrunk(program: Program, still_wrong: Callable[[Program], bool]) -> Program:
     changed = True
     while changed:
         changed = False
-        for place in range(len(program.lines)):
-            shorter = _without(program, place)
+        for index in range(len(program.lines)):
+            shorter = _without(program, index)
             if shorter.lines and shorter.result() is not None and still_wrong(shorter):
                 program, changed = shorter, True
                 break
@@ -230,9 +230,9 @@ def shrunk(program: Program, still_wrong: Callable[[Program], bool]) -> Program:
     return program
 
 
-def _without(program: Program, place: int) -> Program:
+def _without(program: Program, index: int) -> Program:
     """Return the program without one line; later lines read what that line read."""
     names = ["x", *(line.split(" = ")[0] for line in program.lines)]
-    dropped = re.compile(rf"\b{names[place + 1]}\b")
-    later = [dropped.sub(names[place], line) for line in program.lines[place + 1 :]]
-    return Program((*program.lines[:place], *later), program.shape)
+    dropped = re.compile(rf"\b{names[index + 1]}\b")
+    later = [dropped.sub(names[index], line) for line in program.lines[index + 1 :]]
+    return Program((*program.lines[:index], *later), program.shape)

@@ -68,7 +68,7 @@ def _as_function(op: Any, sample: Any) -> tuple[Any, list[Tensor]]:
     leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
     floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     # The catalogue marks what an operator differentiates by: targets of losses and running means are not.
-    places = [i for i in floats if leaves[i].requires_grad]
+    indices = [i for i in floats if leaves[i].requires_grad]
     leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     # The catalogue's own wrapper: a factorisation of symmetric matrices is differentiated along symmetric ones.
     call = functools.partial(op.gradcheck_wrapper, op.op) if op.gradcheck_wrapper else op.op
@@ -76,14 +76,14 @@ def _as_function(op: Any, sample: Any) -> tuple[Any, list[Tensor]]:
     def function(*tensors: Tensor) -> Any:
         # Copies, because running means are written to.
         filled = [leaf.to(tensors[0].dtype, copy=True) if i in floats else leaf for i, leaf in enumerate(leaves)]
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
+        for index, tensor in zip(indices, tensors, strict=True):
+            filled[index] = tensor
         args, kwargs = torch.utils._pytree.tree_unflatten(filled, spec)
         result = call(*args, **kwargs)
         outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    return function, [leaves[place] for place in places]
+    return function, [leaves[index] for index in indices]
 
 
 SOURCE = """\

@@ -84,10 +84,10 @@ def heads(**options: Any) -> Tensor:
 
 
 def heard(model: nn.Module, *args: Any) -> list[AttentionCall]:
-    found: list[AttentionCall] = []
-    with observe_attention(model, found.append):
+    result: list[AttentionCall] = []
+    with observe_attention(model, result.append):
         model(*args)
-    return found
+    return result
 
 
 def test_a_product_is_told_with_the_innermost_module() -> None:
@@ -126,12 +126,12 @@ def test_an_implementation_of_transformers_is_told_once_whatever_it_calls(
 
 @pytest.mark.parametrize("dtype", AGREE)
 def test_a_mask_that_is_given_by_name_is_read(dtype: torch.dtype) -> None:
-    found: list[Capture] = []
+    result: list[Capture] = []
     model, x = Interfaced("eager"), heads(dtype=dtype)
     mask = torch.zeros(5, 5, dtype=dtype).masked_fill(torch.ones(5, 5).triu(1).bool(), torch.finfo(dtype).min)
-    with listening(model, found.append):
+    with listening(model, result.append):
         out = model(x, mask[None, None])
-    (one,) = found
+    (one,) = result
     assert one.mask is not None
     scores = (one.q @ one.k.mT * one.scale).masked_fill(~one.mask, -torch.inf)
     torch.testing.assert_close((scores.softmax(-1) @ x).transpose(1, 2), out, rtol=AGREE[dtype], atol=AGREE[dtype])
@@ -164,10 +164,10 @@ def test_multihead_attention_is_told_at_its_inputs_and_its_product_as_part_of_th
     model, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 5, 8)
     calls = heard(model, x, x, x)
     assert [(call.at, call.part) for call in calls] == [("inputs", False)]
-    found: list[AttentionCall] = []
-    with observe_attention(model, found.append):
+    result: list[AttentionCall] = []
+    with observe_attention(model, result.append):
         model(x, x, x, need_weights=False)
-    assert [(call.at, call.part) for call in found] == [("inputs", False), ("product", True)]
+    assert [(call.at, call.part) for call in result] == [("inputs", False), ("product", True)]
 
 
 def test_a_block_is_told_where_its_keys_pass_and_its_own_product_is_not() -> None:
@@ -232,22 +232,22 @@ def test_the_same_queries_and_keys_reach_both_kinds_of_listener() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 def test_a_call_that_is_computed_again_is_told_again(reentrant: bool) -> None:
-    model, found = Nested(reentrant), list[AttentionCall]()
-    with observe_attention(model, found.append):
+    model, result = Nested(reentrant), list[AttentionCall]()
+    with observe_attention(model, result.append):
         model(torch.randn(5, 8)).sum().backward()
-    assert [call.path for call in found] == ["first", "second", "second"]
-    assert found[-1].keys is not None
-    assert found[-1].keys.requires_grad
+    assert [call.path for call in result] == ["first", "second", "second"]
+    assert result[-1].keys is not None
+    assert result[-1].keys.requires_grad
 
 
 def test_what_is_compiled_runs_as_it_would_and_is_not_heard() -> None:
     torch.compiler.reset()
-    model, x, found = Nested(), torch.randn(5, 8), list[AttentionCall]()
-    with observe_attention(model, found.append):
+    model, x, result = Nested(), torch.randn(5, 8), list[AttentionCall]()
+    with observe_attention(model, result.append):
         out = torch.compile(model, backend="eager", fullgraph=True)(x)
-        assert not found
+        assert not result
         torch.testing.assert_close(model(x), out)
-    assert len(found) == 2
+    assert len(result) == 2
 
 
 def test_listeners_stop_in_any_order() -> None:
@@ -267,15 +267,15 @@ def test_listeners_stop_in_any_order() -> None:
 
 
 def test_a_listener_that_nobody_stops_goes_with_whoever_held_it() -> None:
-    model, found, before = Calling(), list[AttentionCall](), F.scaled_dot_product_attention
+    model, result, before = Calling(), list[AttentionCall](), F.scaled_dot_product_attention
     held = ExitStack()
-    held.enter_context(observe_attention(model, found.append))
+    held.enter_context(observe_attention(model, result.append))
     assert F.scaled_dot_product_attention is not before
     del held
     gc.collect()
     assert F.scaled_dot_product_attention is before
     model(torch.randn(5, 8))
-    assert not found
+    assert not result
 
 
 def test_what_others_put_in_the_place_meanwhile_stays_and_no_call_is_told_twice() -> None:
@@ -298,7 +298,7 @@ def test_what_others_put_in_the_place_meanwhile_stays_and_no_call_is_told_twice(
 
 
 def test_other_models_and_other_threads_are_not_heard() -> None:
-    model, other, found = Calling(), Calling(), list[AttentionCall]()
+    model, other, result = Calling(), Calling(), list[AttentionCall]()
 
     def attend(*args: Tensor) -> Tensor:
         beside = threading.Thread(target=F.scaled_dot_product_attention, args=args)
@@ -307,23 +307,23 @@ def test_other_models_and_other_threads_are_not_heard() -> None:
         return args[2]
 
     model.attend = attend
-    with observe_attention(model, found.append):
+    with observe_attention(model, result.append):
         model(torch.randn(5, 8))
         other(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
-    assert not found
+    assert not result
 
 
 def test_a_pass_that_fails_leaves_no_module_running() -> None:
     def fail(*_: Tensor) -> Tensor:
         raise RuntimeError("on purpose")
 
-    model, found = nn.Sequential(Calling(fail)), list[AttentionCall]()
-    with observe_attention(model, found.append):
+    model, result = nn.Sequential(Calling(fail)), list[AttentionCall]()
+    with observe_attention(model, result.append):
         with pytest.raises(RuntimeError, match="on purpose"):
             model(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
-    assert not found
+    assert not result
 
 
 def test_a_module_that_was_interrupted_does_not_outlive_the_one_around_it() -> None:
@@ -338,8 +338,8 @@ def test_a_module_that_was_interrupted_does_not_outlive_the_one_around_it() -> N
                 super().forward(x)
             return x
 
-    model, found = Forgiving(Calling(interrupt)), list[AttentionCall]()
-    with observe_attention(model, found.append):
+    model, result = Forgiving(Calling(interrupt)), list[AttentionCall]()
+    with observe_attention(model, result.append):
         model(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
-    assert not found
+    assert not result

@@ -186,9 +186,9 @@ class TestMonitor:
 
 class TestRule:
     def test_a_departure_is_measured_from_the_recent_median(self) -> None:
-        found = departures("coherence", [2.0, 2.0, 2.0, 4.0, 8.0], memory=3, patience=2)
-        assert [math.isnan(value) for value in found] == [True] * 4 + [False]
-        assert found[-1] == pytest.approx(math.log(2)), "the smaller of the last two departures"
+        result = departures("coherence", [2.0, 2.0, 2.0, 4.0, 8.0], memory=3, patience=2)
+        assert [math.isnan(value) for value in result] == [True] * 4 + [False]
+        assert result[-1] == pytest.approx(math.log(2)), "the smaller of the last two departures"
 
     def test_one_odd_sample_is_quiet(self) -> None:
         series = [2.0] * 5 + [50.0] + [2.0] * 5

@@ -257,12 +257,12 @@ def test_scalars_of_a_step_have_the_rounding_of_attention(tmp_path: Path) -> Non
 
 
 def test_a_long_run_keeps_a_bounded_number_of_steps() -> None:
-    kept, single = AttentionPrecision(), AttentionPrecision()
+    saved, single = AttentionPrecision(), AttentionPrecision()
     names = ("query", "key", "query_norm", "key_norm")
     single.add("attention", "flash", AttentionRounding(**dict.fromkeys(names, torch.ones(2))))
     for step in range(2000):
-        kept.take(single, step)
-    steps = {row.step for row in kept.rows}
+        saved.take(single, step)
+    steps = {row.step for row in saved.rows}
     assert 128 <= len(steps) <= 256
     assert 0 in steps
     assert max(steps) > 1900

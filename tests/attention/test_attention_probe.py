@@ -52,12 +52,12 @@ class TestTransformers:
         given = inputs(family)
         with torch.no_grad():
             attentions = model(**given, output_attentions=True).attentions
-        found = probe(model, **given, baselines=False)
-        assert found.verdict.holds, found.verdict
-        assert not found.skipped
+        result = probe(model, **given, baselines=False)
+        assert result.verdict.holds, result.verdict
+        assert not result.skipped
         expected = torch.cat([weights_entropy(weights).mean(0) for weights in attentions])
-        assert len(found.rows) == len(expected)
-        for row, entropy in zip(found.rows, expected.tolist(), strict=True):
+        assert len(result.rows) == len(expected)
+        for row, entropy in zip(result.rows, expected.tolist(), strict=True):
             assert row.entropy == pytest.approx(entropy, abs=2e-5)
 
     @pytest.mark.parametrize("name", ["Llama", "Qwen 3", "GPT-2", "BERT", "ViT", "Mixtral", "DeepSeek-V3"])
@@ -106,13 +106,13 @@ class TestTransformers:
 
     def test_sliding_windows_are_recognised(self) -> None:
         model = named("Mistral").build(dtype=torch.float32, sliding_window=4, max_position_embeddings=32)
-        found = probe(model, input_ids=torch.randint(5, (1, 12)), baselines=False)
-        assert {row.attention for row in found.rows} == {"causal window 4"}
+        result = probe(model, input_ids=torch.randint(5, (1, 12)), baselines=False)
+        assert {row.attention for row in result.rows} == {"causal window 4"}
 
     def test_softcap_changes_the_largest_logit(self) -> None:
         model = named("Gemma 2").build(dtype=torch.float32, attn_logit_softcapping=0.01)
-        found = probe(model, **inputs(named("Gemma 2")), baselines=False)
-        assert max(row.largest_logit for row in found.rows) <= 0.01
+        result = probe(model, **inputs(named("Gemma 2")), baselines=False)
+        assert max(row.largest_logit for row in result.rows) <= 0.01
 
     def test_everything_is_restored_also_after_a_failure(self) -> None:
         interface = transformers.modeling_utils.AttentionInterface
@@ -152,21 +152,21 @@ class TestOthers:
         model = Attending(**options).eval()
         x = torch.randn(7, 4)
         _, weights = model.attention(x, x, x, need_weights=True, average_attn_weights=False)
-        found = probe(model, x)
-        assert [row.entropy for row in found.rows] == pytest.approx(weights_entropy(weights).tolist(), abs=1e-5)
+        result = probe(model, x)
+        assert [row.entropy for row in result.rows] == pytest.approx(weights_entropy(weights).tolist(), abs=1e-5)
 
     def test_multihead_attention_with_masks(self) -> None:
         module = nn.MultiheadAttention(4, 2, batch_first=True).eval()
         x = torch.randn(2, 6, 4)
         future = torch.ones(6, 6, dtype=torch.bool).triu(1)
         _, weights = module(x, x, x, attn_mask=future, need_weights=True, average_attn_weights=False)
-        found = probe(module, x, x, x, attn_mask=future)
-        assert {row.attention for row in found.rows} == {"causal"}
+        result = probe(module, x, x, x, attn_mask=future)
+        assert {row.attention for row in result.rows} == {"causal"}
         entropy = weights_entropy(weights).mean(0)
-        assert [row.entropy for row in found.rows] == pytest.approx(entropy.tolist(), abs=1e-5)
+        assert [row.entropy for row in result.rows] == pytest.approx(entropy.tolist(), abs=1e-5)
         ends = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
-        found = probe(module, x, x, x, key_padding_mask=ends)
-        assert {row.length for row in found.rows} == {5.0}
+        result = probe(module, x, x, x, key_padding_mask=ends)
+        assert {row.length for row in result.rows} == {5.0}
 
     def test_a_product_is_heard_while_an_audit_listens_to_another_model(self) -> None:
         class Attends(nn.Module):
@@ -183,13 +183,13 @@ class TestOthers:
         assert len(probe(Crossing().eval(), torch.randn(7, 4)).rows) == 2
         layer = nn.TransformerEncoderLayer(4, 2, 3, batch_first=True)
         encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-        found = probe(encoder, torch.randn(2, 5, 4))
-        assert [row.layer for row in found.rows] == [f"layers.{i}.self_attn" for i in (0, 0, 1, 1)]
+        result = probe(encoder, torch.randn(2, 5, 4))
+        assert [row.layer for row in result.rows] == [f"layers.{i}.self_attn" for i in (0, 0, 1, 1)]
 
     def test_timm_is_heard_at_the_fused_product(self) -> None:
         model = VisionTransformer(image=8, depth=2, qk_norm=True).eval()
-        found = probe(model, torch.randn(3, 1, 8, 8))
-        assert [row.layer for row in found.rows] == [f"blocks.{i}.attn" for i in (0, 0, 1, 1)]
+        result = probe(model, torch.randn(3, 1, 8, 8))
+        assert [row.layer for row in result.rows] == [f"blocks.{i}.attn" for i in (0, 0, 1, 1)]
         capture = heard(model, torch.randn(3, 1, 8, 8))[1]
         assert capture.scale == pytest.approx(2**-0.5), "heads of width two"
         assert torch.allclose(capture.q.square().mean(-1), torch.ones(()), atol=1e-3), "after the query norm"
@@ -217,9 +217,9 @@ class TestOthers:
             def forward(self, x: Tensor) -> Tensor:
                 return F.scaled_dot_product_attention(x, x, x, attn_mask=torch.randn(5, 5))
 
-        found = probe(Biased(), torch.randn(1, 2, 5, 3))
-        assert found.verdict.status.value == "inconclusive"
-        assert "bias" in found.skipped[0][1]
+        result = probe(Biased(), torch.randn(1, 2, 5, 3))
+        assert result.verdict.status.value == "inconclusive"
+        assert "bias" in result.skipped[0][1]
 
     def test_masks_are_told_apart(self) -> None:
         ones = torch.ones(6, 6, dtype=torch.bool)
@@ -259,9 +259,9 @@ class TestLowRank:
         field = q @ (k - k.mean(0)).T * 6**-0.5
         u, s, v = torch.linalg.svd(field)
         for rank, error in row.errors.items():
-            kept = u[:, :rank] * s[:rank] @ v[:rank]
-            assert error == pytest.approx(float((field - kept).norm() / field.norm()))
-            assert float((field - kept).abs().max()) <= float(s[rank]) * (1 + AGREE[torch.float64])
+            approximation = u[:, :rank] * s[:rank] @ v[:rank]
+            assert error == pytest.approx(float((field - approximation).norm() / field.norm()))
+            assert float((field - approximation).abs().max()) <= float(s[rank]) * (1 + AGREE[torch.float64])
 
     def test_growth_is_that_of_each_beginning(self) -> None:
         q, k = torch.randn(4, 50, 6, dtype=torch.float64), torch.randn(2, 50, 6, dtype=torch.float64)
@@ -295,11 +295,11 @@ class TestLowRank:
 def test_a_trained_model_on_real_sentences(minilm: Path) -> None:  # noqa: F811
     model = transformers.AutoModel.from_pretrained(minilm, attn_implementation="sdpa")
     tokens = transformers.AutoTokenizer.from_pretrained(minilm)(SENTENCES, padding=True, return_tensors="pt")
-    found = probe(model, **tokens)
-    assert len(found.rows) == 72
-    assert found.verdict.holds, found.verdict
-    assert all(row.sequences == len(SENTENCES) for row in found.rows)
-    assert all(0 < row.participation <= 1 for row in found.rows)
+    result = probe(model, **tokens)
+    assert len(result.rows) == 72
+    assert result.verdict.holds, result.verdict
+    assert all(row.sequences == len(SENTENCES) for row in result.rows)
+    assert all(0 < row.participation <= 1 for row in result.rows)
     alone = transformers.AutoTokenizer.from_pretrained(minilm)(SENTENCES[0], return_tensors="pt")
     eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager")
     with torch.no_grad():

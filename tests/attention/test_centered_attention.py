@@ -171,9 +171,9 @@ def packed(
     q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor, causal: bool, window_size: tuple[int, int] = (-1, -1)
 ) -> Tensor:
     """Attention of packed sequences with the layout and the options of flash-attn: (length, heads, width)."""
-    place = torch.arange(len(q))
-    document = torch.searchsorted(cu_seqlens[1:-1], place, right=True)
-    distance = place[:, None] - place
+    index = torch.arange(len(q))
+    document = torch.searchsorted(cu_seqlens[1:-1], index, right=True)
+    distance = index[:, None] - index
     allowed = (document[:, None] == document) & ((distance >= 0) if causal else torch.ones_like(distance).bool())
     if window_size[0] >= 0:
         allowed &= distance <= window_size[0]
@@ -559,10 +559,10 @@ def test_probes_are_not_told_to_listeners() -> None:
         def forward(self, x: Tensor) -> Any:
             return self.attend(x, x, x, attn_mask=TRIANGLE)
 
-    model, told = Attention(), []
-    with observe_attention(model, lambda call: told.append(call.at)):
+    model, text = Attention(), []
+    with observe_attention(model, lambda call: text.append(call.at)):
         model(inputs()[0])
-    assert told == ["product"]
+    assert text == ["product"]
 
 
 def test_autocast_rounds_the_constant_once() -> None:

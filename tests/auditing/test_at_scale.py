@@ -21,21 +21,21 @@ def keep_nothing(record: dict[str, Any]) -> None:
 
 def test_wrong_factors_are_refuted_from_five_per_cent_on_but_in_parts_of_a_leg() -> None:
     options = argparse.Namespace(regimes="fresh", cell_seconds=1e9)
-    found = table(small_cell("bf16"), options, keep_nothing)
-    assert found["clean"]["fresh"]["replayed"] == found["clean"]["fresh"]["compared"] == "verified"
-    for target, said in found["planted"]["fresh"].items():
+    result = table(small_cell("bf16"), options, keep_nothing)
+    assert result["clean"]["fresh"]["replayed"] == result["clean"]["fresh"]["compared"] == "verified"
+    for target, text in result["planted"]["fresh"].items():
         if target in PARTS:
-            assert said["compared"].startswith("RR"), target
+            assert text["compared"].startswith("RR"), target
         else:
-            assert said["alone"][1:] == "R" * (len(FACTORS) - 1), target
-            assert said["replayed"][0] == "R", target
+            assert text["alone"][1:] == "R" * (len(FACTORS) - 1), target
+            assert text["replayed"][0] == "R", target
 
 
 def test_clean_passes_in_eight_regimes_are_verified() -> None:
     options = argparse.Namespace(passes=8, cell_seconds=1e9, compare_every=20)
-    found = clean(small_cell("bf16"), options, keep_nothing)
-    assert sum(found["replayed"].values()) == 8
-    assert all(key.endswith("verified") for key in found["replayed"]), found["reasons"]
+    result = clean(small_cell("bf16"), options, keep_nothing)
+    assert sum(result["replayed"].values()) == 8
+    assert all(key.endswith("verified") for key in result["replayed"]), result["reasons"]
 
 
 def test_flips_above_ten_per_cent_are_seen_and_clean_steps_are_silent() -> None:
@@ -43,7 +43,7 @@ def test_flips_above_ten_per_cent_are_seen_and_clean_steps_are_silent() -> None:
     for number in range(18):
         run.step(flips=number > 4)
     assert run.alarms == []
-    bins = [(name, counts) for place in run.counts.values() for name, counts in place.items()]
+    bins = [(name, counts) for index in run.counts.values() for name, counts in index.items()]
     large = [counts for name, counts in bins if name in ("below 1", "below 1000", "below inf", "not finite")]
     assert sum(counts["all"] for counts in large) >= 10
     assert sum(counts["seen"] for counts in large) == sum(counts["all"] for counts in large)

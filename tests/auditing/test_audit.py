@@ -74,12 +74,12 @@ def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -
     model = case.model()
     case.objective()(model).backward()
     theta = {name: p.detach() for name, p in model.named_parameters()}
-    slopes = {name: _noisy(p) for name, p in model.named_parameters()}
+    grads = {name: _noisy(p) for name, p in model.named_parameters()}
     symmetries = case.laws(model).symmetries
-    places, tables = Plan.of(symmetries).evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True).sizes()
-    for place, (value, scale) in zip(places, torch.cat(tables).tolist(), strict=True):
-        symmetry = symmetries[place]
-        slow_value, slow_scale = _slowly(symmetry, theta, slopes)
+    indices, tables = Plan.of(symmetries).evaluate([Point(theta), Direction(grads)], [(0, 1)], sizes=True).sizes()
+    for index, (value, scale) in zip(indices, torch.cat(tables).tolist(), strict=True):
+        symmetry = symmetries[index]
+        slow_value, slow_scale = _slowly(symmetry, theta, grads)
         assert value == pytest.approx(slow_value, rel=1e-9, abs=1e-12)
         assert scale == pytest.approx(slow_scale, rel=1e-9)
 
@@ -89,7 +89,7 @@ def _noisy(parameter: nn.Parameter) -> Tensor:
     return parameter.grad + 0.1 * torch.randn_like(parameter)
 
 
-def _slowly(symmetry: Symmetry, theta: dict[str, Tensor], slopes: dict[str, Tensor]) -> tuple[float, float]:
+def _slowly(symmetry: Symmetry, theta: dict[str, Tensor], grads: dict[str, Tensor]) -> tuple[float, float]:
     """‖μ‖ by the naive moment map; the scale from one leg at a time, with random signs averaged exactly."""
     form = {
         "general_linear": naive.general_linear,
@@ -99,7 +99,7 @@ def _slowly(symmetry: Symmetry, theta: dict[str, Tensor], slopes: dict[str, Tens
         "translation": naive.translation,
     }[symmetry.kind.code]
     a = symmetry.matrices(theta)
-    b = [leg.view.matrix(slopes[leg.view.parameter]) for leg in symmetry.legs]
+    b = [leg.view.matrix(grads[leg.view.parameter]) for leg in symmetry.legs]
     squared = 0.0
     for leg, left, right in zip(symmetry.legs, a, b, strict=True):
         squared += float(form([leg.degree], [left], [right]).norm()) ** 2
@@ -367,8 +367,8 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
 
 def test_the_parameters_and_modules_that_nothing_tests_are_listed_with_the_badge() -> None:
     result = audit(backward(decoder()))
-    said = rf"verified, {result.coverage.percent} of parameters \(\d+ % of directions\), errors above 0\.\d+ %"
-    assert re.fullmatch(said, result.badge)
+    text = rf"verified, {result.coverage.percent} of parameters \(\d+ % of directions\), errors above 0\.\d+ %"
+    assert re.fullmatch(text, result.badge)
     assert result.coverage.parameters == 1
     assert all(name.endswith("feedforward") for name in result.coverage.untested_modules)
     half = audit(backward(decoder()), laws=recognize(decoder()).select(lambda s: s.family == "gated_neurons"))
@@ -436,8 +436,8 @@ def test_a_scale_that_a_norm_forgets_up_to_epsilon_is_left_open_when_it_is_off_a
 
 def test_assert_gradients_conserve_passes_fails_and_says_why() -> None:
     model = decoder()
-    found = assert_gradients_conserve(model, lambda: loss_of(model), loss="cross_entropy")
-    assert isinstance(found, Audit)
+    result = assert_gradients_conserve(model, lambda: loss_of(model), loss="cross_entropy")
+    assert isinstance(result, Audit)
     model.layers[0].attention.v.weight.grad *= 2  # type: ignore[index, union-attr]
     with pytest.raises(AssertionError, match=r"layers.0.attention.value_output\[0\]"):
         assert_gradients_conserve(model)
@@ -524,8 +524,8 @@ def test_without_gradients_nothing_is_said_about_landing() -> None:
 
 
 def test_without_processes_nothing_is_said_about_replicas() -> None:
-    found = conserved.check_replicas(backward(decoder()))
-    assert found.verdict == Verdict.INCONCLUSIVE
+    result = conserved.check_replicas(backward(decoder()))
+    assert result.verdict == Verdict.INCONCLUSIVE
 
 
 def test_a_lost_gradient_is_refuted_however_small_it_would_have_been() -> None:
@@ -595,7 +595,7 @@ def test_what_is_kept_of_a_model_is_not_used_once_it_has_changed(change: str, gi
             assert audit(model, laws if given else None).ok
         CHANGES[change](model)
         result = audit(model, laws if given else None)
-        kept = live.cached_laws_of(model)
-        kept.walk = kept.audited = None
+        saved = live.cached_laws_of(model)
+        saved.walk = saved.audited = None
         afresh = audit(model, replace(laws) if given else None)
     assert result.record() == afresh.record()

@@ -85,7 +85,7 @@ def _casting(habit: Habit) -> Iterator[None]:
 @pytest.mark.parametrize("kind", CASES)
 def test_no_alarm_on_modules(kind: str, habit: Habit, request: pytest.FixtureRequest) -> None:
     """Every second case, and the others under the next habit; all under each with `--whole`."""
-    found = {}
+    result = {}
     seed = HABITS.index(habit)
     for case in CASES[kind] if request.config.getoption("--whole") else CASES[kind][seed % 2 :: 2]:
         model = case.model(seed, epsilon=None, dtype=habit.dtype)
@@ -95,8 +95,8 @@ def test_no_alarm_on_modules(kind: str, habit: Habit, request: pytest.FixtureReq
         ]
         heard = alarms(model, of_this_model(laws_of(kind, case.name, habit.dtype), model), losses, habit)
         if heard:
-            found[case.name] = heard
-    assert found == {}
+            result[case.name] = heard
+    assert result == {}
 
 
 @cache
@@ -119,7 +119,7 @@ FEW = [Habit(name="float32"), Habit(name="bfloat16 autocast", autocast=torch.bfl
 @pytest.mark.parametrize("habit", FEW, ids=lambda habit: habit.name)
 def test_no_alarm_on_transformers(habit: Habit, request: pytest.FixtureRequest) -> None:
     """Every second family, the others under the other habit; all under both with `--whole`; images in float32."""
-    found = {}
+    result = {}
     for number, family in enumerate(hf_zoo.FAMILIES):
         images = "image_size" in family.options
         if images and habit.autocast is not None:
@@ -131,8 +131,8 @@ def test_no_alarm_on_transformers(habit: Habit, request: pytest.FixtureRequest) 
         losses: list[Callable[[], Tensor]] = [lambda f=family, m=model: f.objective(m, 0)]  # type: ignore[misc]
         heard = alarms(model, family.laws(model), losses, habit)
         if heard:
-            found[family.name] = heard
-    assert found == {}
+            result[family.name] = heard
+    assert result == {}
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")

@@ -35,8 +35,8 @@ def data(rank: int) -> Tensor:
     return torch.randn(6, 8, generator=torch.Generator().manual_seed(10 + rank))
 
 
-def residuals(found: Audit) -> dict[str, float]:
-    return {row.name.removeprefix("module."): row.residual for row in found.rows}
+def residuals(result: Audit) -> dict[str, float]:
+    return {row.name.removeprefix("module."): row.residual for row in result.rows}
 
 
 def agree(values: list[float]) -> None:
@@ -62,11 +62,11 @@ def missing_all_reduce(rank: int, folder: Path) -> None:
     with model.no_sync():
         model(data(rank)).sin().mean().backward()
     assert audit(model).ok
-    found = conserved.check_replicas(model)
-    assert not found.ok
-    assert {row.what for row in found.rows if row.spread > 0} == {"gradient"}
-    assert "not reduced" in found.summary()
-    assert found.ranks == WORLD
+    result = conserved.check_replicas(model)
+    assert not result.ok
+    assert {row.what for row in result.rows if row.spread > 0} == {"gradient"}
+    assert "not reduced" in result.summary()
+    assert result.ranks == WORLD
 
 
 def different_parameters(rank: int, folder: Path) -> None:
@@ -74,9 +74,9 @@ def different_parameters(rank: int, folder: Path) -> None:
     if rank:
         with torch.no_grad():
             next(iter(model.parameters()))[0] += 1e-6
-    found = conserved.check_replicas(model)
-    assert not found.ok
-    assert found.rows[0].what == "parameter"
+    result = conserved.check_replicas(model)
+    assert not result.ok
+    assert result.rows[0].what == "parameter"
     assert conserved.check_replicas(model, tolerance=1e-3).ok
 
 
@@ -171,8 +171,8 @@ def tensor_parallel(rank: int, folder: Path, *, reduced: bool = True) -> None:
     x = DTensor.from_local(data(0), mesh, [Replicate()], run_check=False)
     output: Any = model(x)
     output.sin().mean().backward()
-    slope: Any = model[0].weight.grad
-    whole = slope.full_tensor()
+    grad: Any = model[0].weight.grad
+    whole = grad.full_tensor()
     if not reduced:
         # What a norm outside the framework leaves: this process's part, labelled as if it were everything.
         whole = whole * (0.3 if rank else 0.7)

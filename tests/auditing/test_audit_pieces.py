@@ -89,13 +89,13 @@ def right_gradients(rank: int, folder: Path) -> None:
     model = CutNetwork(rank)
     laws = conserved.recognize(model, data())
     model(data()).sin().mean().backward()
-    found = conserved.audit(model, laws)
-    assert not found.failures, found.summary()
-    assert found.ranks == WORLD
-    assert any("summed over 2 processes" in place for row in found.rows for place in row.where)
-    assert {"gain", "gated_neurons"} <= {row.family for row in found.rows if row.checked}
+    result = conserved.audit(model, laws)
+    assert not result.failures, result.summary()
+    assert result.ranks == WORLD
+    assert any("summed over 2 processes" in index for row in result.rows for index in row.where)
+    assert {"gain", "gated_neurons"} <= {row.family for row in result.rows if row.checked}
     # Three numbers for each of the gain's eight readers, and fingerprints: far less than any weight.
-    assert 0 < found.moved_bytes < 1500
+    assert 0 < result.moved_bytes < 1500
 
 
 def sum_missing_backwards(rank: int, folder: Path) -> None:
@@ -103,10 +103,10 @@ def sum_missing_backwards(rank: int, folder: Path) -> None:
     model = CutNetwork(rank, Alone)
     laws = conserved.recognize(model, data())
     model(data()).sin().mean().backward()
-    found = conserved.audit(model, laws)
-    assert [row.family for row in found.failures] == ["gain"], found.summary()
-    assert [item.name for item in found.disagreements] == ["norm.weight"]
-    assert "rank 1" in found.disagreements[0].text()
+    result = conserved.audit(model, laws)
+    assert [row.family for row in result.failures] == ["gain"], result.summary()
+    assert [item.name for item in result.disagreements] == ["norm.weight"]
+    assert "rank 1" in result.disagreements[0].text()
 
 
 def one_neuron_of_one_process(rank: int, folder: Path) -> None:
@@ -117,9 +117,9 @@ def one_neuron_of_one_process(rank: int, folder: Path) -> None:
     assert model.down.grad is not None
     if rank == 1:
         model.down.grad[:, 0] *= 2
-    found = conserved.audit(model, laws)
-    assert [row.family for row in found.failures] == ["gated_neurons"], found.summary()
-    assert any("rank 1" in text for text in found.failures[0].suggests)
+    result = conserved.audit(model, laws)
+    assert [row.family for row in result.failures] == ["gated_neurons"], result.summary()
+    assert any("rank 1" in text for text in result.failures[0].suggests)
 
 
 def a_gain_scaled_everywhere(rank: int, folder: Path) -> None:
@@ -129,9 +129,9 @@ def a_gain_scaled_everywhere(rank: int, folder: Path) -> None:
     model(data()).sin().mean().backward()
     assert model.norm.weight.grad is not None
     model.norm.weight.grad *= WORLD
-    found = conserved.audit(model, laws)
-    assert [row.family for row in found.failures] == ["gain"], found.summary()
-    assert not found.disagreements
+    result = conserved.audit(model, laws)
+    assert [row.family for row in result.failures] == ["gain"], result.summary()
+    assert not result.disagreements
 
 
 def monitored(rank: int, folder: Path) -> None:
@@ -157,9 +157,9 @@ def layout_by_hand(rank: int, folder: Path) -> None:
         del parameter.tensor_model_parallel  # type: ignore[attr-defined]
     laws = conserved.recognize(model, data())
     model(data()).sin().mean().backward()
-    found = conserved.audit(model, laws, layout={"fused": 0, "down": 1, "*": None})
-    assert not found.failures, found.summary()
-    assert found.ranks == WORLD
+    result = conserved.audit(model, laws, layout={"fused": 0, "down": 1, "*": None})
+    assert not result.failures, result.summary()
+    assert result.ranks == WORLD
 
 
 def table(rank: int, folder: Path) -> None:

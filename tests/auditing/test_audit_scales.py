@@ -47,9 +47,9 @@ def statuses(model: nn.Module, loss: Callable[[], Tensor]) -> tuple[Status, Stat
 def test_the_size_of_the_loss_does_not_matter(factor: float, dtype: torch.dtype) -> None:
     model = decoder(dtype)
     assert statuses(model, lambda: loss_of(model, factor)) == (Status.VERIFIED, Status.VERIFIED)
-    found = audit(model, loss="cross_entropy")
-    assert not found.findings
-    assert all(row.checked for row in found.rows)
+    result = audit(model, loss="cross_entropy")
+    assert not result.findings
+    assert all(row.checked for row in result.rows)
     with gauge(model) as keys:
         loss_of(model, factor).backward()
     assert keys.ok
@@ -60,13 +60,13 @@ def test_a_wrong_gradient_is_seen_whatever_the_size_of_the_loss(factor: float) -
     model = decoder()
     loss_of(model, factor).backward()
     model.get_parameter("layers.0.attention.v.weight").grad.mul_(1.1)  # type: ignore[union-attr]
-    found = audit(model, loss="cross_entropy")
-    assert {row.family for row in found.failures} >= {"value_output"}
+    result = audit(model, loss="cross_entropy")
+    assert {row.family for row in result.failures} >= {"value_output"}
     usual = decoder()
     loss_of(usual).backward()
     usual.get_parameter("layers.0.attention.v.weight").grad.mul_(1.1)  # type: ignore[union-attr]
     expected = {row.name: row.residual for row in audit(usual, loss="cross_entropy").failures}
-    assert {row.name: row.residual for row in found.failures} == pytest.approx(expected, rel=1e-3)
+    assert {row.name: row.residual for row in result.failures} == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_gradient_that_is_truly_infinite_or_zero_is_still_said_to_be() -> None:
@@ -75,8 +75,8 @@ def test_a_gradient_that_is_truly_infinite_or_zero_is_still_said_to_be() -> None
     weight = model.get_parameter("layers.0.attention.v.weight")
     assert weight.grad is not None
     weight.grad[0, 0] = float("inf")
-    found = audit(model)
-    assert [(item.parameter, item.trouble) for item in found.findings] == [(
+    result = audit(model)
+    assert [(item.parameter, item.trouble) for item in result.findings] == [(
         "layers.0.attention.v.weight", "not finite",
     )]  # fmt: skip
     weight.grad.zero_()
@@ -88,12 +88,12 @@ def test_a_scaled_loss_that_overflows_float16_refutes_no_identity() -> None:
     with torch.autocast("cpu", torch.float16):
         logits = model(TOKENS[:, :-1])
     (2.0**24 * F.cross_entropy(logits.flatten(0, 1).float(), TOKENS[:, 1:].flatten())).backward()
-    found = audit(model, loss="cross_entropy", precision=torch.float16)
-    assert any(item.trouble == "not finite" for item in found.findings)
-    assert found.verdict.status is Status.INCONCLUSIVE
-    assert "a scaler skips the step" in found.verdict.message
-    assert found.failures == ()
-    assert not found.ok
+    result = audit(model, loss="cross_entropy", precision=torch.float16)
+    assert any(item.trouble == "not finite" for item in result.findings)
+    assert result.verdict.status is Status.INCONCLUSIVE
+    assert "a scaler skips the step" in result.verdict.message
+    assert result.failures == ()
+    assert not result.ok
     # In float32 nothing skips the step.
     assert audit(model, loss="cross_entropy", precision=torch.float32).verdict.status is Status.REFUTED
 
@@ -104,15 +104,15 @@ def low_rank(*, rank: int = 4) -> nn.Module:
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, pad_token_id=0
     )
     lora = peft.LoraConfig(r=rank, target_modules=["q_proj", "v_proj"])
-    found: nn.Module = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
-    return found
+    result: nn.Module = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
+    return result
 
 
 def test_fresh_low_rank_factors_are_tested_though_one_of_them_is_zero() -> None:
     model = low_rank()
     assert statuses(model, lambda: model(input_ids=TOKENS, labels=TOKENS).loss) == (Status.VERIFIED, Status.VERIFIED)
-    found = audit(model)
-    assert all(row.checked for row in found.rows)
+    result = audit(model)
+    assert all(row.checked for row in result.rows)
     for name, parameter in model.named_parameters():
         if "q_proj.lora_A" in name and parameter.grad is not None:
             parameter.grad.add_(1e-6 * torch.randn_like(parameter))
@@ -145,8 +145,8 @@ def test_a_fresh_gemma_with_right_gradients_is_not_refuted(family: str) -> None:
         pad_token_id=0,
     )
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config)
-    found = statuses(model, lambda: model(input_ids=TOKENS, labels=TOKENS).loss)
-    assert found == (Status.INCONCLUSIVE, Status.INCONCLUSIVE)
+    result = statuses(model, lambda: model(input_ids=TOKENS, labels=TOKENS).loss)
+    assert result == (Status.INCONCLUSIVE, Status.INCONCLUSIVE)
     audited = audit(model, loss="cross_entropy")
     assert max(row.residual for row in audited.left_open) > 0.1
     assert {row.family for row in audited.left_open} <= {"forgotten_scale", "query_scale", "key_scale", "stream_scale"}

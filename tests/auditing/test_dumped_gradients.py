@@ -66,9 +66,9 @@ def trained(tmp_path: Path, *, factor: float = 1.0) -> nn.Module:
 @pytest.mark.parametrize("folder", [".", "saved"])
 def test_right_gradients_in_files_are_verified(tmp_path: Path, folder: str) -> None:
     trained(tmp_path)
-    found = audit_dump(tmp_path / folder, tmp_path / "laws.json")
-    assert found.ok
-    assert found.tested == len(LawSet.load(tmp_path / "laws.json"))
+    result = audit_dump(tmp_path / folder, tmp_path / "laws.json")
+    assert result.ok
+    assert result.tested == len(LawSet.load(tmp_path / "laws.json"))
 
 
 def test_a_wrong_gradient_in_a_file_is_refuted_by_the_command(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_laws_of_other_stages_are_left_out_with_the_reason(tmp_path: Path) -> No
     model: Any = trained(tmp_path)
     laws = LawSet.load(tmp_path / "laws.json")
     stage = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("0.")}
-    found = laws_for(laws, stage)
-    assert "1.gated_neurons" in found.names
-    lost = {item.name: item.reason for item in found.dropped}
-    assert all("0." in lost[name] or "stage" in lost[name] for name in set(laws.names) - set(found.names))
-    assert set(found.names) < set(laws.names)
+    result = laws_for(laws, stage)
+    assert "1.gated_neurons" in result.names
+    lost = {item.name: item.reason for item in result.dropped}
+    assert all("0." in lost[name] or "stage" in lost[name] for name in set(laws.names) - set(result.names))
+    assert set(result.names) < set(laws.names)
 
 
 def test_parts_of_a_pipeline_are_watched_under_their_own_names() -> None:

@@ -65,9 +65,9 @@ def test_a_wrong_gradient_of_the_embedding_is_refuted_where_epsilon_is_large(dty
     laws = recognize(model, torch.zeros(1, 12, dtype=torch.long))
     assert model.embed.weight.grad is not None
     model.embed.weight.grad *= 1.5
-    found = audit(model, laws, closure=loss)
-    assert [row.family for row in found.failures] == ["stream_scale"]
-    assert "not reproducible" in found.failures[0].suggests[0]
+    result = audit(model, laws, closure=loss)
+    assert [row.family for row in result.failures] == ["stream_scale"]
+    assert "not reproducible" in result.failures[0].suggests[0]
 
 
 def test_a_wrong_input_gradient_of_a_norm_is_a_defect_of_the_program() -> None:
@@ -76,6 +76,6 @@ def test_a_wrong_input_gradient_of_a_norm_is_a_defect_of_the_program() -> None:
     model.norms[2].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 1.3,))  # type: ignore[index]
     model.zero_grad()
     loss().backward()
-    found = audit(model, laws, closure=loss)
-    assert {row.family for row in found.failures} >= {"stream_scale"}
-    assert found.diagnoses[found.failures[0].name].origin is Origin.PROGRAM
+    result = audit(model, laws, closure=loss)
+    assert {row.family for row in result.failures} >= {"stream_scale"}
+    assert result.diagnoses[result.failures[0].name].origin is Origin.PROGRAM

@@ -99,7 +99,7 @@ def test_a_wrong_key_gradient_is_refuted_with_its_head_and_sequence() -> None:
 
     def spoil(module: nn.Module, args: Any, k: Tensor) -> Tensor:
         out = k.view_as(k)
-        out.register_hook(lambda slope: slope + torch.zeros_like(slope).index_fill_(0, torch.tensor(2), 0.1) * mask)
+        out.register_hook(lambda grad: grad + torch.zeros_like(grad).index_fill_(0, torch.tensor(2), 0.1) * mask)
         return out
 
     mask = torch.zeros(4, 2, 6, 4)
@@ -186,10 +186,10 @@ def test_without_a_backward_pass_nothing_is_said() -> None:
 @pytest.mark.parametrize("spoiled", [torch.inf, torch.nan])
 def test_a_head_that_is_not_finite_does_not_hide_another_that_is_wrong(dtype: torch.dtype, spoiled: float) -> None:
     keys = torch.randn(2, 3, 6, 4).to(dtype).requires_grad_()
-    slope = torch.randn(2, 3, 6, 4).to(dtype)
-    slope[:, 2] -= slope[:, 2].mean(-2, keepdim=True)
-    slope[0, 0, 1, 1] = spoiled
-    found = Gauge()
-    (found.see("attention", keys, "") * slope).sum().backward()
-    assert {row.head: row.ok for row in found.rows} == {0: False, 1: False, 2: True}
-    assert not found.ok
+    grad = torch.randn(2, 3, 6, 4).to(dtype)
+    grad[:, 2] -= grad[:, 2].mean(-2, keepdim=True)
+    grad[0, 0, 1, 1] = spoiled
+    result = Gauge()
+    (result.see("attention", keys, "") * grad).sum().backward()
+    assert {row.head: row.ok for row in result.rows} == {0: False, 1: False, 2: True}
+    assert not result.ok

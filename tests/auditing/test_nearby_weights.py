@@ -81,19 +81,19 @@ def test_weights_come_back_bit_by_bit_and_graphs_stay_valid() -> None:
 @pytest.mark.parametrize("wrong", [0.0, 1.2])
 def test_what_moves_with_the_last_bits_is_imprecise_and_what_stays_is_wrong(wrong: float) -> None:
     model, loss = pass_of(wrong)
-    found = compare_with_reference(ClosureReplay(model, loss), dict(model.named_parameters()), torch.bfloat16)
-    assert found.obstacle == ""
-    names = {item.parameter for item in (found.failures if wrong else found.imprecise)}
+    result = compare_with_reference(ClosureReplay(model, loss), dict(model.named_parameters()), torch.bfloat16)
+    assert result.obstacle == ""
+    names = {item.parameter for item in (result.failures if wrong else result.imprecise)}
     assert "q.weight" in names
-    assert found.ok == (wrong == 0)
-    assert ("autograd function" in found.cause) == (wrong != 0)
+    assert result.ok == (wrong == 0)
+    assert ("autograd function" in result.cause) == (wrong != 0)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.02])
 def test_an_identity_is_broken_by_what_stays_and_not_by_what_moves(wrong: float) -> None:
     model, loss = pass_of(wrong)
     laws = recognize(model, torch.zeros(1, 8, dtype=torch.long)).select(lambda law: law.family == "query_key")
-    found = audit(model, laws, closure=loss)
-    assert {row.family for row in found.failures} == ({"query_key"} if wrong else set())
-    origins = {diagnosis.origin for diagnosis in found.diagnoses.values()}
+    result = audit(model, laws, closure=loss)
+    assert {row.family for row in result.failures} == ({"query_key"} if wrong else set())
+    origins = {diagnosis.origin for diagnosis in result.diagnoses.values()}
     assert origins == ({Origin.KERNEL} if wrong else {Origin.ROUNDING})

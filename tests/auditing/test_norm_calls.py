@@ -52,13 +52,13 @@ def heard(name: str, x: Tensor) -> tuple[Tensor, NormCall]:
     return out, call
 
 
-def along_the_scale(name: str, x: Tensor, slope: Tensor, shape: Sequence[int], kept: Sequence[int]) -> Tensor:
+def along_the_scale(name: str, x: Tensor, grad: Tensor, shape: Sequence[int], axes: Sequence[int]) -> Tensor:
     """Σ x ∂L/∂x over all axes but some, in float64."""
     wide = x.double().clone().requires_grad_()
     out, _ = heard(name, wide)
-    (found,) = torch.autograd.grad((out * slope.double()).sum(), wide)
-    products = (found * wide.detach()).reshape(*shape)
-    others = [axis for axis in range(len(shape)) if axis not in kept]
+    (result,) = torch.autograd.grad((out * grad.double()).sum(), wide)
+    products = (result * wide.detach()).reshape(*shape)
+    others = [axis for axis in range(len(shape)) if axis not in axes]
     return products.sum(others) if others else products
 
 
@@ -67,16 +67,16 @@ def along_the_scale(name: str, x: Tensor, slope: Tensor, shape: Sequence[int], k
 def test_sums_are_those_of_the_derivative(name: str, dtype: torch.dtype) -> None:
     x = (torch.randn(CALLS[name][1]) + 0.3).to(dtype)
     # As large as they are under a loss scale: half precision has nothing beyond 65,504.
-    slope = (1e4 * torch.randn(CALLS[name][1])).to(dtype)
+    grad = (1e4 * torch.randn(CALLS[name][1])).to(dtype)
     _, call = heard(name, x)
     lead = [axis for axis in range(len(call.shape)) if axis not in call.axes]
-    for kept in ((), *((axis,) for axis in lead), tuple(lead)):
-        found = call.remainder(x, slope, kept)
-        assert found is not None
-        expected = along_the_scale(name, x, slope, call.shape, kept)
-        assert found.shape == (2, *expected.shape)
+    for axes in ((), *((axis,) for axis in lead), tuple(lead)):
+        result = call.remainder(x, grad, axes)
+        assert result is not None
+        expected = along_the_scale(name, x, grad, call.shape, axes)
+        assert result.shape == (2, *expected.shape)
         limit = 1e-12 if dtype == torch.float64 else 1e-5
-        assert float((found[0] - expected).norm()) <= limit * float(found[1].sum().sqrt())
+        assert float((result[0] - expected).norm()) <= limit * float(result[1].sum().sqrt())
 
 
 @pytest.mark.parametrize("name", CALLS)

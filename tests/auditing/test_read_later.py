@@ -65,11 +65,12 @@ def freed(model: nn.Module) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def said(found: Audit) -> list[object]:
+def said(result: Audit) -> list[object]:
     """Everything but what it would take the gradients again to suggest."""
-    numbers = [(row.name, row.residual, row.tolerance, row.status, row.checked) for row in found.rows]
-    return [found.verdict.status, found.verdict.message, found.worst, found.ok, found.conclusive, found.tested,
-            found.findings, found.coverage, found.precision, found.known, dict(found.by_family()), numbers]  # fmt: skip
+    numbers = [(row.name, row.residual, row.tolerance, row.status, row.checked) for row in result.rows]
+    verdict = result.verdict
+    return [verdict.status, verdict.message, result.worst, result.ok, result.conclusive, result.tested,
+            result.findings, result.coverage, result.precision, result.known, dict(result.by_family()), numbers]  # fmt: skip
 
 
 @pytest.mark.parametrize("changed", [clipped, overwritten, freed], ids=lambda one: one.__name__)
@@ -167,8 +168,8 @@ def test_with_a_gauge_it_is_judged_at_once() -> None:
 def test_a_wrong_gradient_is_seen_whatever_became_of_the_parameters(factor: float) -> None:
     model = trained()
     scaled_head(model)
-    at_once, found = audit(model), audit(model, wait=False)
+    at_once, result = audit(model), audit(model, wait=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(factor)
-    assert [row.name for row in found.failures] == [row.name for row in at_once.failures]
+    assert [row.name for row in result.failures] == [row.name for row in at_once.failures]

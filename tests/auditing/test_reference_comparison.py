@@ -107,21 +107,21 @@ def compared(model: nn.Module, dtype: torch.dtype) -> ReferenceComparison:
 )
 def test_a_right_program_agrees_with_its_reference_form(options: dict[str, Any], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    found = compared(Net(**options), dtype)
-    assert found.obstacle == ""
-    assert found.ok, found.verdict.message
-    assert found.coverage > 0.5
+    result = compared(Net(**options), dtype)
+    assert result.obstacle == ""
+    assert result.ok, result.verdict.message
+    assert result.coverage > 0.5
     # A wrong program would be further off by orders of magnitude: the limit is not ten times what is there.
-    assert max(item.excess for item in found.differences) > 0.01
+    assert max(item.excess for item in result.differences) > 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 def test_the_derivative_of_a_gate_is_seen_and_its_function_blamed(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    found = compared(Net(WrongSiLU.apply), dtype)
-    assert "gate.weight" in {item.parameter for item in found.failures}
-    assert "up.weight" not in {item.parameter for item in found.failures}
-    assert "autograd function" in found.cause
+    result = compared(Net(WrongSiLU.apply), dtype)
+    assert "gate.weight" in {item.parameter for item in result.failures}
+    assert "up.weight" not in {item.parameter for item in result.failures}
+    assert "autograd function" in result.cause
 
 
 def test_functions_whose_backward_is_another_by_design_are_named() -> None:
@@ -145,8 +145,8 @@ def test_one_row_of_a_gradient_that_is_not_that_of_the_pass_is_seen(name: str, d
     gradients = {key: p.grad for key, p in names.items() if p.grad is not None}
     assert compare_with_reference(replay, names, dtype, gradients=gradients).ok
     gradients[name][3] *= 1.02
-    found = compare_with_reference(replay, names, dtype, gradients=gradients)
-    assert [(item.parameter, item.row) for item in found.foreign] == [(name, 3)]
+    result = compare_with_reference(replay, names, dtype, gradients=gradients)
+    assert [(item.parameter, item.row) for item in result.foreign] == [(name, 3)]
 
 
 def test_a_factor_on_all_gradients_is_seen_by_the_loss() -> None:
@@ -209,9 +209,9 @@ def test_an_entry_that_the_replay_does_not_have_is_corrupted_however_large(value
         assert history.corrupted(parameters, {"w": scale.clone(), "o": torch.ones(3)}, replay) == ()
     wrong = scale.clone()
     wrong[1, 2] = value
-    (found,) = history.corrupted(parameters, {"w": wrong, "o": torch.ones(3)}, replay)
-    assert (found.parameter, found.index) == ("w", (1, 2))
-    assert found.replayed == pytest.approx(float(scale[1, 2]), rel=1e-5)
+    (result,) = history.corrupted(parameters, {"w": wrong, "o": torch.ones(3)}, replay)
+    assert (result.parameter, result.index) == ("w", (1, 2))
+    assert result.replayed == pytest.approx(float(scale[1, 2]), rel=1e-5)
 
 
 def test_an_entry_that_sticks_out_in_the_replay_too_is_not_corrupted() -> None:

@@ -56,7 +56,7 @@ def test_a_recorded_pass_gives_the_same_gradients_again_and_changes_nothing(both
         return out["loss"] + out["logits"].square().mean() if both else out["loss"]
 
     replay = recorded(model, run)
-    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
     own = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     generator, calls, history = torch.get_rng_state(), model.calls, list(model.history)
     again = replay.gradients(dict(model.named_parameters()))
@@ -64,7 +64,7 @@ def test_a_recorded_pass_gives_the_same_gradients_again_and_changes_nothing(both
         torch.testing.assert_close(again[name], own[name], rtol=1e-5, atol=1e-7)
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, own[name])
-    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
     assert (model.calls, model.history) == (calls, history)
 
@@ -149,18 +149,18 @@ class Gated(nn.Module):
 def diagnosed(model: nn.Module, closure: Callable[[], Tensor], x: Tensor) -> Any:
     laws = recognize(Gated(torch.mul), x)
     closure().backward()
-    found = audit(model, laws, closure=closure)
-    assert found.verdict == Status.REFUTED
-    (diagnosis,) = found.diagnoses.values()
+    result = audit(model, laws, closure=closure)
+    assert result.verdict == Status.REFUTED
+    (diagnosis,) = result.diagnoses.values()
     return diagnosis
 
 
 def test_a_wrong_backward_of_an_autograd_function_is_named() -> None:
     torch.manual_seed(0)
     x, model = torch.randn(32, 24), Gated(_Halved.apply)
-    found = diagnosed(model, lambda: model(x).sin().sum(), x)
-    assert found.origin is Origin.KERNEL
-    assert "autograd function" in found.message
+    result = diagnosed(model, lambda: model(x).sin().sum(), x)
+    assert result.origin is Origin.KERNEL
+    assert "autograd function" in result.message
 
 
 def test_wrong_compiled_code_is_named() -> None:
@@ -177,9 +177,9 @@ def test_wrong_compiled_code_is_named() -> None:
     plain = Gated(torch.mul)
     plain.up = model.up._orig_mod  # type: ignore[assignment]
     plain.gate, plain.down = model.gate, model.down
-    found = audit(plain, laws, replay=ClosureReplay(plain, run))
+    result = audit(plain, laws, replay=ClosureReplay(plain, run))
     torch._dynamo.reset()
-    (diagnosis,) = found.diagnoses.values()
+    (diagnosis,) = result.diagnoses.values()
     assert diagnosis.origin is Origin.KERNEL
     assert "compiled code" in diagnosis.message
 
@@ -202,9 +202,9 @@ def test_a_gradient_that_was_written_to_is_not_reproducible() -> None:
     closure().backward()
     assert model.up.weight.grad is not None
     model.up.weight.grad[3, 5] = 7.0
-    found = audit(model, laws, closure=closure)
-    assert [one.origin for one in found.diagnoses.values()] == [Origin.TRANSIENT]
-    assert "run again satisfies" in found.failures[0].suggests[0]
+    result = audit(model, laws, closure=closure)
+    assert [one.origin for one in result.diagnoses.values()] == [Origin.TRANSIENT]
+    assert "run again satisfies" in result.failures[0].suggests[0]
 
 
 def saturated(factor: float) -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -225,9 +225,9 @@ def test_rounding_of_a_saturated_softmax_is_measured_and_not_refuted(factor: flo
     model, closure = saturated(factor)
     closure().backward()
     for again in (None, closure):
-        found = audit(model, loss="cross_entropy", closure=again)
-        assert not found.failures, found.summary()
-    assert found.conclusive
+        result = audit(model, loss="cross_entropy", closure=again)
+        assert not result.failures, result.summary()
+    assert result.conclusive
 
 
 @pytest.mark.parametrize("factor", [1.0, 8.0, 40.0])
@@ -237,8 +237,8 @@ def test_a_wrong_factor_is_refuted_in_half_precision_with_and_without_a_replay(f
     closure().backward()
     model.layers[1].attention.v.weight.grad[:16] *= wrong  # type: ignore[index, union-attr]
     for again in (None, closure):
-        found = audit(model, loss="cross_entropy", closure=again)
-        assert "layers.1.attention.value_output[0]" in {row.name for row in found.failures}, found.summary()
+        result = audit(model, loss="cross_entropy", closure=again)
+        assert "layers.1.attention.value_output[0]" in {row.name for row in result.failures}, result.summary()
 
 
 def test_half_as_much_again_as_the_stated_sensitivity_is_refuted_and_a_third_is_not() -> None:
@@ -255,17 +255,17 @@ def test_half_as_much_again_as_the_stated_sensitivity_is_refuted_and_a_third_is_
         size = clean.sensitivity.legs[symmetry.name, view.parameter]
         gradient = model.get_parameter(view.parameter).grad
         assert gradient is not None
-        kept = gradient.clone()
+        saved = gradient.clone()
         for times, refuted in ((1.5, True), (0.3, False)):
             # In float32: a factor near one is lost if the gradient is rounded to bfloat16 after it.
             model.get_parameter(view.parameter).data = model.get_parameter(view.parameter).data.float()
-            wrong = kept.float()
+            wrong = saved.float()
             view.matrix(wrong).mul_(1 + times * size)
             model.get_parameter(view.parameter).grad = wrong
             names = {row.name for row in audit(model, laws, precision=torch.bfloat16).failures}
             assert (symmetry.name in names) is refuted, (symmetry.name, times)
         model.get_parameter(view.parameter).data = model.get_parameter(view.parameter).data.bfloat16()
-        model.get_parameter(view.parameter).grad = kept
+        model.get_parameter(view.parameter).grad = saved
         tried += 1
         if tried == 8:
             break
@@ -287,9 +287,9 @@ def test_class_sums_of_an_overfitted_head_are_called_precision_and_not_wrong(con
     laws = recognize(model, x, loss="cross_entropy")
     closure().backward()
     assert audit(model, laws).verdict == Status.INCONCLUSIVE
-    found = audit(model, laws, closure=closure)
-    assert [one.origin for one in found.diagnoses.values()] == [Origin.PRECISION]
-    assert found.verdict == Status.INCONCLUSIVE
+    result = audit(model, laws, closure=closure)
+    assert [one.origin for one in result.diagnoses.values()] == [Origin.PRECISION]
+    assert result.verdict == Status.INCONCLUSIVE
 
 
 def test_predicting_the_rounding_of_attention_keeps_no_graph() -> None:
@@ -297,21 +297,21 @@ def test_predicting_the_rounding_of_attention_keeps_no_graph() -> None:
     torch.manual_seed(0)
     model, x = Biased(30.0).bfloat16(), torch.randn(2, 16, 64).bfloat16()
     # Lists that hooks fill are put back after a replay; a deque is not.
-    kept: deque[weakref.ref[Any]] = deque()
+    saved: deque[weakref.ref[Any]] = deque()
 
     def mark(module: nn.Module, args: Any, output: Tensor) -> None:
         node: Any = output.grad_fn
         mine = nn.Identity()
         node.metadata["mine"] = mine
-        kept.append(weakref.ref(mine))
+        saved.append(weakref.ref(mine))
 
     model.qkv.register_forward_hook(mark)
     gc.collect()
     gc.disable()
     try:
         explained_by_rounding([], ClosureReplay(model, lambda: model(x).float().sum()), dict(model.named_parameters()))
-        assert kept
-        assert all(reference() is None for reference in kept)
+        assert saved
+        assert all(reference() is None for reference in saved)
     finally:
         gc.enable()
 
@@ -344,8 +344,8 @@ def test_rounding_of_a_fused_attention_kernel_is_told_from_a_wrong_backward() ->
     assert audit(model, laws, gauge=copy.copy(watched)).verdict != Status.REFUTED, (
         "predictions of the pass tell them apart"
     )
-    found = audit(model, laws, gauge=watched, closure=closure)
-    assert found.verdict != Status.REFUTED
+    result = audit(model, laws, gauge=watched, closure=closure)
+    assert result.verdict != Status.REFUTED
     assert watched.rounded
     assert watched.ok
 
@@ -356,12 +356,12 @@ def test_a_class_shift_counts_as_the_directions_it_constrains_and_is_not_ok_alon
     model, x, other = nn.Linear(20, 10), torch.randn(64, 20), torch.randn(64, 20)
     laws = recognize(model, x, loss="cross_entropy")
     F.cross_entropy(model(other), torch.randint(10, (64,))).backward()
-    found = audit(model, laws)
-    assert found.coverage.parameters == pytest.approx(0.1)
-    assert found.coverage.touched == 1
-    assert not found.ok
-    assert "Not ok: 10 % of the trained entries were tested" in found.summary()
-    assert found.reason in repr(found)
+    result = audit(model, laws)
+    assert result.coverage.parameters == pytest.approx(0.1)
+    assert result.coverage.touched == 1
+    assert not result.ok
+    assert "Not ok: 10 % of the trained entries were tested" in result.summary()
+    assert result.reason in repr(result)
 
 
 def test_reference_form_is_undone() -> None:

@@ -171,8 +171,8 @@ def test_a_pass_that_rounds_otherwise_once_is_not_foreign(wrong: float, foreign:
     gradients = {name: right[name] + noise for name, noise in rounded().items()}
     gradients["w"][3] *= wrong
     replay = StoredReplay(right)
-    found = foreign_gradients(replay, parameters, gradients, right, torch.bfloat16, rounding=rounded())
-    assert [item.parameter for item in found] == ["w"] * foreign
+    result = foreign_gradients(replay, parameters, gradients, right, torch.bfloat16, rounding=rounded())
+    assert [item.parameter for item in result] == ["w"] * foreign
 
 
 def test_passes_that_select_anew_are_not_compared() -> None:

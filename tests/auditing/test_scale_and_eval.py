@@ -57,8 +57,8 @@ class EvaluatedMoments(nn.Module):
 def test_what_a_model_does_in_eval_mode_is_named(wrong: str, said: str) -> None:
     torch.manual_seed(0)
     model, tokens = EvaluatedMoments(wrong), torch.randint(11, (4, 6))
-    found = conserved.check_eval(model, tokens, causal=True)
-    assert not found.ok
-    assert said in found.verdict.message
+    result = conserved.check_eval(model, tokens, causal=True)
+    assert not result.ok
+    assert said in result.verdict.message
     assert model.training
     assert conserved.check_eval(EvaluatedMoments(""), tokens, causal=True).ok

@@ -47,9 +47,9 @@ def test_a_gain_is_known_by_its_parameter_or_asked_for(
     kind: str, width: int, expected: tuple[str | None, float]
 ) -> None:
     module = Written(kind, width)
-    found = _Written.of(module, EPSILON)
-    assert found is not None
-    assert (found.parameter, found.offset) == expected
+    result = _Written.of(module, EPSILON)
+    assert result is not None
+    assert (result.parameter, result.offset) == expected
     with torch.no_grad():
         module.shape.normal_()
         if module.bias is not None:
@@ -57,7 +57,7 @@ def test_a_gain_is_known_by_its_parameter_or_asked_for(
     # Whatever it multiplies by is what it does to a row, up to the size of the row.
     x = torch.randn(5, width)
     values = x - x.mean(-1, keepdim=True) if module.centred else x
-    y = values / (values.square().mean(-1, keepdim=True) + EPSILON).sqrt() * found.gain(module, x)
+    y = values / (values.square().mean(-1, keepdim=True) + EPSILON).sqrt() * result.gain(module, x)
     bias = 0.0 if module.bias is None else module.bias
     torch.testing.assert_close(y + bias, module(x).detach(), rtol=1e-4, atol=1e-5)
 
@@ -98,18 +98,18 @@ def test_a_module_that_is_no_norm_is_none(module: type[Written], width: int, dty
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_centred_norm_is_told_from_others_in_every_precision(dtype: torch.dtype) -> None:
-    found = _Written.of(Written("centred", 6).to(dtype), EPSILON)
-    assert found is not None
-    assert found.row.centred
+    result = _Written.of(Written("centred", 6).to(dtype), EPSILON)
+    assert result is not None
+    assert result.row.centred
 
 
 def test_a_gain_that_is_asked_for_has_the_precision_of_the_input() -> None:
     module = Written("exponential", 6).double()
     with torch.no_grad():
         module.shape.normal_()
-    found = _Written.of(module, EPSILON)
-    assert found is not None
-    gain = found.gain(module, torch.zeros(1, 6, dtype=torch.float64))
+    result = _Written.of(module, EPSILON)
+    assert result is not None
+    gain = result.gain(module, torch.zeros(1, 6, dtype=torch.float64))
     torch.testing.assert_close(gain, module.shape.exp().detach(), rtol=1e-12, atol=0.0)
 
 
@@ -142,12 +142,12 @@ def test_a_correct_model_is_not_refuted_however_its_norm_is_called(way: str) -> 
     assert any(not law.exact for law in laws)
     with EpsilonTerms(model, laws).watching() as terms:
         model(x).square().mean().backward()
-    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    sides = terms.sides(slopes)
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sides = terms.sides(grads)
     assert sides
     for law in laws:
         if law.name in sides:
-            mu = law.identity(dict(model.named_parameters()), slopes).detach().double().flatten().numpy()
+            mu = law.identity(dict(model.named_parameters()), grads).detach().double().flatten().numpy()
             assert abs(mu).max() > 1e-3, "ε shows"
             assert abs(mu - sides[law.name].value).max() <= 1e-4 * abs(mu).max()
 
@@ -177,17 +177,17 @@ def test_gains_are_those_of_the_call_and_not_of_the_one_before() -> None:
             (times * torch.func.functional_call(model, others, (x,)).square().mean()).backward()
             if not times:
                 torch.nn.init.normal_(model.norm.shape)
-    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    sides = terms.sides(slopes)
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sides = terms.sides(grads)
     assert sides
     for law in laws:
         if law.name in sides:
-            mu = law.identity(dict(model.named_parameters()), slopes).detach().double().flatten().numpy()
+            mu = law.identity(dict(model.named_parameters()), grads).detach().double().flatten().numpy()
             assert abs(mu - sides[law.name].value).max() <= 1e-4 * abs(mu).max()
 
 
 @pytest.mark.parametrize("given", [None, 3.0, "text"])
 def test_what_a_norm_may_be_called_with_does_not_stop_a_pass(given: object) -> None:
-    found = _Written.of(Written("plain", 6), EPSILON)
-    assert found is not None
-    assert found.call(Written("plain", 6), given) is None
+    result = _Written.of(Written("plain", 6), EPSILON)
+    assert result is not None
+    assert result.call(Written("plain", 6), given) is None

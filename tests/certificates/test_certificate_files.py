@@ -32,8 +32,8 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         for key, item in value.items():
             yield from leaves(item, (*path, key))
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from leaves(item, (*path, place))
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
     else:
         yield path
 
@@ -41,18 +41,18 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def changed(record: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     """A copy with one leaf replaced by another value of the same type."""
     other = copy.deepcopy(record)
-    place: Any = other
+    index: Any = other
     for key in path[:-1]:
-        place = place[key]
-    value = place[path[-1]]
+        index = index[key]
+    value = index[path[-1]]
     if isinstance(value, bool):
-        place[path[-1]] = not value
+        index[path[-1]] = not value
     elif isinstance(value, int):
-        place[path[-1]] = value + 1
+        index[path[-1]] = value + 1
     elif value.startswith(("0x", "-0x")):
-        place[path[-1]] = (float.fromhex(value) + 0.5).hex()
+        index[path[-1]] = (float.fromhex(value) + 0.5).hex()
     else:
-        place[path[-1]] = value[:-1] + chr(ord(value[-1]) + 1)
+        index[path[-1]] = value[:-1] + chr(ord(value[-1]) + 1)
     return other
 
 
@@ -98,8 +98,8 @@ class TestForgery:
         claim = other["claim"]
         claim |= {"rank": claim["rank"] + 1, "at_most": claim["at_most"] - 1}
         claim["complete"] = claim["found"] == claim["at_most"]
-        found = Certificate.of(self.forged(other))
-        assert found.check() == Verdict.INCONCLUSIVE
+        result = Certificate.of(self.forged(other))
+        assert result.check() == Verdict.INCONCLUSIVE
 
     def test_a_claim_that_does_not_follow(self, record: dict[str, Any]) -> None:
         other = copy.deepcopy(record)
@@ -171,9 +171,9 @@ class TestCommand:
         assert run(monkeypatch, "certify", model, "--inputs", "2", "-o", str(file)) == 0
         assert "PROVED: Exactly 1 independent law of 4 parameters, all listed." in capsys.readouterr().out
         assert run(monkeypatch, "certify", "--check", str(file), "--json") == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["at_most"], told["found"], told["verdict"], told["complete"]) == (1, 1, "proved", True)
-        assert [law["evidence"] for law in told["laws"]] == ["proved"]
+        text = json.loads(capsys.readouterr().out)
+        assert (text["at_most"], text["found"], text["verdict"], text["complete"]) == (1, 1, "proved", True)
+        assert [law["evidence"] for law in text["laws"]] == ["proved"]
 
     def test_a_tampered_file_ends_with_one(
         self,

@@ -47,21 +47,21 @@ class TestCompleteness:
     # Those that are left to `--whole` are counted where discovery is tested.
     @pytest.mark.parametrize("case", but_for(CASES, *zoo.COUNTED_ONLY), ids=lambda case: case.name)
     def test_every_block_has_exactly_the_laws_of_the_theory_and_that_is_proved(self, case: Case) -> None:
-        found = certified(case.name)
-        assert (found.at_most, found.found) == (case.conserved, case.conserved)
-        assert found.complete
-        assert found.verdict == Verdict.PROVED
-        assert set(found.tiers) <= {Status.PROVED}
+        result = certified(case.name)
+        assert (result.at_most, result.found) == (case.conserved, case.conserved)
+        assert result.complete
+        assert result.verdict == Verdict.PROVED
+        assert set(result.tiers) <= {Status.PROVED}
 
     def test_the_sigmoid_mixture_has_no_more_than_six_laws(self) -> None:
         """Theorem 4.7 of the paper lists Σ W_i among nine; the other six are all there are."""
-        found = certified("sigmoid mixture")
-        assert found.at_most == 6
-        names = list(found.contents.parameters)
-        start = sum(torch.Size(found.contents.parameters[n]).numel() for n in names[: names.index("router.weight")])
+        result = certified("sigmoid mixture")
+        assert result.at_most == 6
+        names = list(result.contents.parameters)
+        start = sum(torch.Size(result.contents.parameters[n]).numel() for n in names[: names.index("router.weight")])
         router = [start + 3 * expert for expert in range(3)]
         impostor = Form(quadratic=(), linear=tuple((i, 1.0) for i in router))
-        sampled = random_fields(found.contents.program, found.contents.theta, found.contents.inputs, seed=1)
+        sampled = random_fields(result.contents.program, result.contents.theta, result.contents.inputs, seed=1)
         assert not encloses_zero(enclosure(impostor, sampled))
         softmax = certified("softmax mixture").contents
         assert encloses_zero(enclosure(impostor, random_fields(softmax.program, softmax.theta, softmax.inputs, seed=1)))
@@ -190,28 +190,28 @@ class TestNothingFalse:
     def test_a_rank_deficient_choice_is_inconclusive(self) -> None:
         contents = certified("attention").contents
         twice = dataclasses.replace(contents, words=(*contents.words, contents.words[0]))
-        found = issue(twice)
-        assert found.verdict == Verdict.INCONCLUSIVE
-        assert not found.complete
+        result = issue(twice)
+        assert result.verdict == Verdict.INCONCLUSIVE
+        assert not result.complete
 
     def test_too_few_bits_are_inconclusive(self) -> None:
         contents = certified("attention").contents
-        found = prove_rank(contents.program, contents.theta, contents.spelled(), bits=2, most_bits=8)
-        assert not found.proved
+        result = prove_rank(contents.program, contents.theta, contents.spelled(), bits=2, most_bits=8)
+        assert not result.proved
 
     def test_bits_are_added_until_they_decide(self) -> None:
         contents = certified("attention").contents
-        found = prove_rank(contents.program, contents.theta, contents.spelled(), bits=2)
-        assert found.proved
-        assert found.bits > 8
+        result = prove_rank(contents.program, contents.theta, contents.spelled(), bits=2)
+        assert result.proved
+        assert result.bits > 8
 
     def test_a_kink_at_the_sample_is_inconclusive_and_says_so(self) -> None:
         contents = certified("ReLU FFN").contents
         shape = contents.inputs[0].tensors[0].shape
         dead = dataclasses.replace(contents.inputs[0], tensors=(torch.zeros(*shape, dtype=torch.float64).numpy(),))
-        found = issue(dataclasses.replace(contents, inputs=(dead, *contents.inputs[1:])))
-        assert found.verdict == Verdict.INCONCLUSIVE
-        assert "kink" in found.verdict.message
+        result = issue(dataclasses.replace(contents, inputs=(dead, *contents.inputs[1:])))
+        assert result.verdict == Verdict.INCONCLUSIVE
+        assert "kink" in result.verdict.message
 
     @settings(max_examples=6, deadline=None)
     @given(

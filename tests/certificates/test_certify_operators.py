@@ -314,8 +314,8 @@ class TestDerivatives:
             word = word if depth == 0 else (word, (xs[depth], vs[depth]))
             with without_fused_kernels():
                 wanted = bracket_field(function, depth)(theta, word).numpy()
-            found = bracket(program, Floats(), Jet({0: theta.numpy()}), samples[: depth + 1])
-            mine = found.parts.get(0, np.zeros(program.size))
+            result = bracket(program, Floats(), Jet({0: theta.numpy()}), samples[: depth + 1])
+            mine = result.parts.get(0, np.zeros(program.size))
             np.testing.assert_allclose(mine, wanted, rtol=1e-8, atol=1e-11 * (1 + float(np.abs(wanted).max())))
 
     def test_the_third_derivative_of_layer_norm_is_right_where_pytorch_is_wrong(self) -> None:

@@ -49,14 +49,14 @@ def _two_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 )
 def test_the_recognised_laws_are_laws_and_there_are_no_others(name: str) -> None:
     """Of a BERT classifier float64 cannot count the laws; balls can."""
-    found = certified(named(name))
-    assert (found.at_most, found.found) == (named(name).conserved, named(name).conserved)
-    assert found.verdict == Verdict.PROVED
+    result = certified(named(name))
+    assert (result.at_most, result.found) == (named(name).conserved, named(name).conserved)
+    assert result.verdict == Verdict.PROVED
 
 
 @pytest.mark.parametrize("tokens", [2, pytest.param(4, marks=pytest.mark.whole)])
 def test_where_more_laws_are_possible_that_is_what_is_said(tokens: int) -> None:
     """OPT with norms behind its branches: 47 laws are proved; whether there are others stays open."""
-    found = certified(named("OPT, norm last"))
-    assert (found.at_most, found.found, found.complete) == ({2: 56, 4: 48}[tokens], 47, False)
-    assert found.verdict == Verdict.PROVED
+    result = certified(named("OPT, norm last"))
+    assert (result.at_most, result.found, result.complete) == ({2: 56, 4: 48}[tokens], 47, False)
+    assert result.verdict == Verdict.PROVED

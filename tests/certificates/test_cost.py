@@ -49,11 +49,11 @@ def certificate(nodes: list[Node], size: int, word: tuple[int, ...] = (0,), laws
 
 def outer_products(width: int, times: int) -> list[Node]:
     """A column times a row, added to itself many times over."""
-    places = np.zeros(width, dtype=np.int64)
+    indices = np.zeros(width, dtype=np.int64)
     nodes = [
         Node(op="parameters", shape=(2,)),
-        Node(op="take", inputs=(0,), shape=(width, 1), places=places),
-        Node(op="take", inputs=(0,), shape=(1, width), places=places),
+        Node(op="take", inputs=(0,), shape=(width, 1), places=indices),
+        Node(op="take", inputs=(0,), shape=(1, width), places=indices),
         Node(op="matmul", inputs=(1, 2), shape=(width, width)),
     ]
     for _ in range(times):

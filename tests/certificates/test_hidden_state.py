@@ -242,9 +242,9 @@ class TestBetweenForwardAndBackward:
         expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         model.zero_grad()
         loss = model(input_ids=ids, labels=ids).loss
-        kept = [(t, t._version, t.data_ptr()) for t in (*model.parameters(), *model.buffers())]
+        saved = [(t, t._version, t.data_ptr()) for t in (*model.parameters(), *model.buffers())]
         assert len(conserved.recognize(model, input_ids=ids))
-        assert all(t._version == version and t.data_ptr() == place for t, version, place in kept)
+        assert all(t._version == version and t.data_ptr() == index for t, version, index in saved)
         loss.backward()
         assert all(torch.equal(p.grad, expected[n]) for n, p in model.named_parameters() if n in expected)
 
@@ -253,9 +253,9 @@ class TestBetweenForwardAndBackward:
         model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3))
         x = torch.randn(4, 2, 8)
         loss = model(x).square().sum()
-        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
         conserved.recognize(model, x)
-        assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())
+        assert all(torch.equal(buffer, saved[name]) for name, buffer in model.named_buffers())
         loss.backward()
 
     def test_hooks_of_a_data_parallel_wrapper_stay_on_the_node_that_accumulates(self) -> None:

@@ -113,7 +113,9 @@ class TestClasses:
         for call in (conserved.discover, conserved.certify):
             first: Any = call(self.logits, example, params=self.START, loss="cross_entropy", class_axis=0)
             last: Any = call(self.logits, example, params=self.START, loss="cross_entropy")
-            laws = [found.count if isinstance(found, conserved.Discovery) else found.at_most for found in (first, last)]
+            laws = [
+                result.count if isinstance(result, conserved.Discovery) else result.at_most for result in (first, last)
+            ]
             assert laws == [2, 0]
 
     def test_the_axis_is_said_where_it_could_be_another(self) -> None:

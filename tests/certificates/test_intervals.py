@@ -35,8 +35,8 @@ def interval(*pairs: tuple[float, float]) -> Interval:
     return Interval(middle.copy(), radius.copy())
 
 
-def contains(found: Interval, exact: Fraction, place: int = 0) -> bool:
-    middle, radius = float(found.middle.ravel()[place]), float(found.radius.ravel()[place])
+def contains(result: Interval, exact: Fraction, index: int = 0) -> bool:
+    middle, radius = float(result.middle.ravel()[index]), float(result.radius.ravel()[index])
     return radius == np.inf or abs(exact - Fraction(middle)) <= Fraction(radius)
 
 
@@ -55,11 +55,11 @@ class TestArithmetic:
     @settings(max_examples=200, deadline=None)
     @given(FLOATS, RADII)
     def test_reciprocals_and_roots_contain_those_of_every_member(self, a: float, r: float) -> None:
-        found, root = interval((a, r)).apply("reciprocal"), interval((abs(a), r)).apply("sqrt")
+        result, root = interval((a, r)).apply("reciprocal"), interval((abs(a), r)).apply("sqrt")
         for i in ENDS:
             x, y = Fraction(a) + i * Fraction(r), Fraction(abs(a)) + i * Fraction(r)
             if x:
-                assert contains(found, 1 / x)
+                assert contains(result, 1 / x)
             low, high = (
                 Fraction(float(root.middle[0])) + k * Fraction(min(float(root.radius[0]), 1e300)) for k in (-1, 1)
             )
@@ -70,15 +70,15 @@ class TestArithmetic:
         rng = np.random.default_rng(0)
         middle = np.abs(rng.standard_normal(60)) * 10.0 ** rng.integers(-3, 2, 60) + 1e-3
         radius = middle * 10.0 ** rng.integers(-17, -2, 60) * rng.integers(0, 2, 60)
-        found = Interval(middle, radius).apply(function)
+        result = Interval(middle, radius).apply(function)
         with precision(256):
-            for place in range(60):
+            for index in range(60):
                 for i in ENDS:
                     exact = BALL_FUNCTIONS[function](
-                        flint.arb(float(middle[place])) + i * flint.arb(float(radius[place]))
+                        flint.arb(float(middle[index])) + i * flint.arb(float(radius[index]))
                     )
-                    gap = abs(exact - float(found.middle[place])).abs_lower()
-                    assert float(gap) <= float(found.radius[place])
+                    gap = abs(exact - float(result.middle[index])).abs_lower()
+                    assert float(gap) <= float(result.radius[index])
 
     @settings(max_examples=50, deadline=None)
     @given(st.integers(0, 10**6))
@@ -178,13 +178,13 @@ def middles(balls: Array) -> Array:
 def test_fields_and_brackets_in_intervals_contain_those_of_balls(name: str) -> None:
     program, theta, inputs = traced(name)
     words = some_words(program, inputs, (1, 1, 1, 2, 2, 3))
-    found = field_intervals(program, theta, words, 128)
+    result = field_intervals(program, theta, words, 128)
     with precision(256):
         exact = field_rows(program, theta, words, Balls())
-        for ball, m, r in zip(exact.ravel(), found.middle.ravel(), found.radius.ravel(), strict=True):
+        for ball, m, r in zip(exact.ravel(), result.middle.ravel(), result.radius.ravel(), strict=True):
             assert abs(ball - float(m)).abs_lower() <= flint.arb(float(r))
     sizes = np.abs(middles(exact)).max(axis=1, keepdims=True)
-    assert (found.radius[:3] < 1e-10 * sizes[:3]).all()
+    assert (result.radius[:3] < 1e-10 * sizes[:3]).all()
 
 
 @pytest.mark.parametrize("name", MODELS)

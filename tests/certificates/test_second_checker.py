@@ -35,18 +35,18 @@ GOOD = [name for name, verdict in EXPECTED.items() if verdict == "proved"]
 
 def first_says(path: Path) -> tuple[Any, ...]:
     try:
-        found = Certificate.load(path).checked()
+        result = Certificate.load(path).checked()
     except MalformedError:
         return ("malformed",)
-    return found.verdict.status.value, found.at_most, found.found, found.complete
+    return result.verdict.status.value, result.at_most, result.found, result.complete
 
 
 def second_says(path: Path) -> tuple[Any, ...]:
     try:
-        found = second.verify(second.parsed(path.read_bytes()))
+        result = second.verify(second.parsed(path.read_bytes()))
     except second.RefusedError:
         return ("malformed",)
-    return found.status, found.at_most, found.found, found.complete
+    return result.status, result.at_most, result.found, result.complete
 
 
 class TestCorpus:
@@ -67,9 +67,9 @@ class TestCorpus:
     ) -> None:
         path = CORPUS / f"{name}.json"
         assert run(monkeypatch, "certify", "--check", str(path)) == 2
-        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("conserved:")]
-        assert len(said) == 1
-        assert str(path) in said[0]
+        text = [line for line in capsys.readouterr().err.splitlines() if line.startswith("conserved:")]
+        assert len(text) == 1
+        assert str(path) in text[0]
         assert second.main([str(path)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -79,9 +79,9 @@ class TestCorpus:
         path = str(CORPUS / "good_terminal_name.json")
         for more in ([], ["--json"]):
             assert run(monkeypatch, "certify", "--check", path, *more) == 0
-            said = capsys.readouterr().out
-            assert not {"\x1b", "\x9b", "\u202e"} & set(said)
-            assert "x1b[2J" in said
+            text = capsys.readouterr().out
+            assert not {"\x1b", "\x9b", "\u202e"} & set(text)
+            assert "x1b[2J" in text
 
     def test_formulas_in_a_file_are_not_believed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A version-1 file may say anything about its laws; what is shown is what was proved."""
@@ -89,10 +89,10 @@ class TestCorpus:
         for group in record["laws"]:
             for law in group:
                 law |= {"name": "everything", "formula": "every weight is conserved"}
-        found = Certificate.of(record | {"digest": digest(record)}).checked()
-        assert found.verdict == conserved.Verdict.PROVED
-        assert "every" not in found.summary()
-        assert "‖up.weight[i,:]‖² − ‖down.weight[:,i]‖²" in found.summary()
+        result = Certificate.of(record | {"digest": digest(record)}).checked()
+        assert result.verdict == conserved.Verdict.PROVED
+        assert "every" not in result.summary()
+        assert "‖up.weight[i,:]‖² − ‖down.weight[:,i]‖²" in result.summary()
 
     def test_another_version_is_refused_with_both_versions_named(self) -> None:
         with pytest.raises(MalformedError, match=r"version 3; this program reads versions 1 and 2"):
@@ -120,24 +120,24 @@ class TestMutations:
 def mutated(record: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """A copy with one thing changed."""
     other = copy.deepcopy(record)
-    place: Any = other[rng.choice(("program", "program", "theta", "inputs", "samples", "words", "laws", "parameters"))]
-    while isinstance(place, dict | list) and place:
-        keys: list[Any] = list(place) if isinstance(place, dict) else list(range(len(place)))
+    index: Any = other[rng.choice(("program", "program", "theta", "inputs", "samples", "words", "laws", "parameters"))]
+    while isinstance(index, dict | list) and index:
+        keys: list[Any] = list(index) if isinstance(index, dict) else list(range(len(index)))
         key = rng.choice(keys)
-        value = place[key]
+        value = index[key]
         if isinstance(value, dict | list) and value and rng.random() < 0.95:
-            place = value
+            index = value
             continue
         if isinstance(value, int) and not isinstance(value, bool):
-            place[key] = value + rng.choice((-1, 1, 2, 10**6))
+            index[key] = value + rng.choice((-1, 1, 2, 10**6))
         elif isinstance(value, str) and value.startswith(("0x", "-0x")):
-            place[key] = rng.choice(["0x0p+0", (-float.fromhex(value)).hex(), "inf", (float.fromhex(value) + 1).hex()])
+            index[key] = rng.choice(["0x0p+0", (-float.fromhex(value)).hex(), "inf", (float.fromhex(value) + 1).hex()])
         elif isinstance(value, str):
-            place[key] = rng.choice((*UNARY, "add", "stop", "take", "nothing"))
-        elif isinstance(place, list):
-            place[key] = None
+            index[key] = rng.choice((*UNARY, "add", "stop", "take", "nothing"))
+        elif isinstance(index, list):
+            index[key] = None
         else:
-            del place[key]
+            del index[key]
         break
     return other
 
@@ -162,9 +162,9 @@ class TestIndependence:
         script = tmp_path / "conserved_verify.py"
         script.write_text(Path(second.__file__).read_text())
         command = [sys.executable, "-P", str(script), str(CORPUS / "good_swiglu.json")]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert found.returncode == 0
-        assert "PROVED: at most 4 independent laws of 36 parameters; all of them listed" in found.stdout
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0
+        assert "PROVED: at most 4 independent laws of 36 parameters; all of them listed" in result.stdout
 
 
 class TestDifferential:
@@ -175,14 +175,14 @@ class TestDifferential:
         for seed in range(60):
             case = random_case(seed)
             used.update(node.op for node in case.program.nodes)
-            found = compare(case)
-            assert not found.disagreements, (seed, found.disagreements)
+            result = compare(case)
+            assert not result.disagreements, (seed, result.disagreements)
         assert len(used) == 26
 
     def test_brackets_of_random_programs(self) -> None:
         for seed in range(15):
-            found = compare(random_case(seed), brackets=1)
-            assert not found.disagreements, (seed, found.disagreements)
+            result = compare(random_case(seed), brackets=1)
+            assert not result.disagreements, (seed, result.disagreements)
 
     def test_random_functions_against_their_programs(self) -> None:
         compared_at_all = 0
@@ -190,20 +190,20 @@ class TestDifferential:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    found = compared(random_function(seed))
+                    result = compared(random_function(seed))
                 except UnsuitableError:
                     continue
-            assert not found.disagreements, (seed, found.disagreements)
-            compared_at_all += not found.open
+            assert not result.disagreements, (seed, result.disagreements)
+            compared_at_all += not result.open
         assert compared_at_all >= 10
 
     def test_the_comparison_sees_a_wrong_transpose(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An adjoint that overwrites where it should add, as negative indices once made it do."""
 
-        def overwritten(ring: Any, part: list[Any], places: Any, size: int) -> list[Any]:
+        def overwritten(ring: Any, part: list[Any], indices: Any, size: int) -> list[Any]:
             result = [ring.number(0)] * size
-            for place, entry in zip(places, part, strict=True):
-                result[place] = entry
+            for index, entry in zip(indices, part, strict=True):
+                result[index] = entry
             return result
 
         monkeypatch.setattr(second, "collected", overwritten)

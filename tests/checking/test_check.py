@@ -30,16 +30,16 @@ def checked(planted: Planted, dtype: torch.dtype) -> conserved.Check:
 
 @pytest.mark.parametrize("planted", CATALOGUE[::4], ids=lambda planted: planted.name)
 def test_a_planted_defect_is_seen_in_single_precision(planted: Planted) -> None:
-    found = checked(planted, torch.float32)
-    assert found.verdict == conserved.Verdict.REFUTED
-    assert not found.ok
-    assert found.conclusive
+    result = checked(planted, torch.float32)
+    assert result.verdict == conserved.Verdict.REFUTED
+    assert not result.ok
+    assert result.conclusive
 
 
 @pytest.mark.parametrize("planted", CATALOGUE[2::8], ids=lambda planted: planted.name)
 def test_a_planted_defect_is_seen_in_bfloat16_or_is_rounding(planted: Planted) -> None:
-    found = checked(planted, torch.bfloat16)
-    assert bool(found.failures) != bool(planted.unseen), found
+    result = checked(planted, torch.bfloat16)
+    assert bool(result.failures) != bool(planted.unseen), result
 
 
 @pytest.mark.parametrize("defect", ["mask leaks at one tile", "a random tile of dq dropped"])
@@ -80,9 +80,9 @@ MEANINGS = [
 
 @pytest.mark.parametrize(("family", "defect", "name", "said"), MEANINGS, ids=[row[1] for row in MEANINGS])
 def test_a_failure_says_what_it_means(family: str, defect: str, name: str, said: str) -> None:
-    found = checked(Planted(family=family, defect=defect), torch.float32)
-    assert name in found.suspects
-    assert said in " ".join(test.meaning for test in found.failures if name in test.gradients), found
+    result = checked(Planted(family=family, defect=defect), torch.float32)
+    assert name in result.suspects
+    assert said in " ".join(test.meaning for test in result.failures if name in test.gradients), result
 
 
 def test_a_failure_says_where() -> None:
@@ -116,8 +116,8 @@ def test_a_wrong_factor_that_nothing_can_see_leaves_the_check_inconclusive() -> 
             return (x.exp() * 4).round() / 4
 
         @staticmethod
-        def backward(ctx: Any, slope: Tensor) -> Tensor:
-            return slope * ctx.saved_tensors[0].exp()
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * ctx.saved_tensors[0].exp()
 
     result = check(Square.apply, torch.randn(3, 5), names=("x",))
     if not result.failures:
@@ -141,9 +141,9 @@ def test_an_autograd_function_gives_its_name_and_those_of_its_inputs() -> None:
             return values * factor
 
         @staticmethod
-        def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
             values, factor = ctx.saved_tensors
-            return slopes[0] * factor, slopes[0] * values
+            return grads[0] * factor, grads[0] * values
 
     result = check(Scaled.apply, torch.randn(4, 3), torch.randn(4, 3))
     assert (result.function, list(result.inputs)) == ("Scaled", ["values", "factor"])
@@ -159,10 +159,10 @@ def test_the_users_random_numbers_are_left_alone() -> None:
 
 def test_inputs_and_their_gradients_are_left_alone() -> None:
     x = torch.randn(3, 4, requires_grad=True)
-    kept = x.detach().clone()
+    saved = x.detach().clone()
     check(torch.tanh, x)
     assert x.grad is None
-    assert torch.equal(x, kept)
+    assert torch.equal(x, saved)
 
 
 def test_a_gain_of_ones_does_not_hide_that_it_was_forgotten() -> None:
@@ -181,18 +181,18 @@ def _inplace(x: Tensor) -> Tensor:
             return out
 
         @staticmethod
-        def backward(ctx: Any, slope: Tensor) -> Tensor:
-            return slope * ctx.saved_tensors[0].cos()
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * ctx.saved_tensors[0].cos()
 
     return Scribble.apply(x)
 
 
 def test_a_function_that_writes_into_its_input_is_given_copies() -> None:
     x = torch.randn(4, 5)
-    kept = x.clone()
+    saved = x.clone()
     result = check(_inplace, x)
     assert result.ok
-    assert torch.equal(x, kept)
+    assert torch.equal(x, saved)
     assert any("writes into x" in note for note in result.notes)
 
 
@@ -203,8 +203,8 @@ def test_a_backward_that_overwrites_the_output_gradient_is_noted() -> None:
             return x * 3
 
         @staticmethod
-        def backward(ctx: Any, slope: Tensor) -> Tensor:
-            return slope.mul_(3)
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad.mul_(3)
 
     result = check(Greedy.apply, torch.randn(4, 5), names=("x",))
     assert any("overwrites the output gradient" in note for note in result.notes)

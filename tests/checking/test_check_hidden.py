@@ -27,8 +27,8 @@ def checked(hidden: Hidden | str, dtype: torch.dtype, *, alone: bool = False) ->
 
 @pytest.mark.parametrize("hidden", [*HIDDEN[:5], *HIDDEN[5::7]], ids=lambda hidden: hidden.name)
 def test_a_defect_that_hides_is_seen_in_bfloat16(hidden: Hidden) -> None:
-    found = checked(hidden, torch.bfloat16)
-    assert found.verdict == conserved.Verdict.REFUTED, found
+    result = checked(hidden, torch.bfloat16)
+    assert result.verdict == conserved.Verdict.REFUTED, result
 
 
 @pytest.mark.parametrize("hidden", HIDDEN[8::9], ids=lambda hidden: hidden.name)
@@ -54,21 +54,21 @@ def test_a_kernel_that_runs_in_bfloat16_alone_is_tested_there(name: str) -> None
 def test_the_same_functions_without_a_defect_raise_no_alarm(name: str) -> None:
     assert name in FUNCTIONS
     for alone in (False, True):
-        found = checked(name, torch.bfloat16, alone=alone)
-        assert not found.failures, found
+        result = checked(name, torch.bfloat16, alone=alone)
+        assert not result.failures, result
 
 
 class TestSensitivity:
     def test_a_check_states_the_size_of_errors_it_would_not_have_seen(self) -> None:
-        found = checked("gelu", torch.bfloat16)
-        size = found.sensitivity["x"]
+        result = checked("gelu", torch.bfloat16)
+        size = result.sensitivity["x"]
         assert 0 < size.share < 0.04
         assert size.share <= size.row < 1
-        assert "would not have been seen" in found.verdict.message
-        assert "would not have been seen" in found.unseen
-        assert found.badge in repr(found)
-        assert "verified, errors above" in found.badge
-        assert json.loads(json.dumps(found.record()))["sensitivity"]["x"]["share"] == size.share
+        assert "would not have been seen" in result.verdict.message
+        assert "would not have been seen" in result.unseen
+        assert result.badge in repr(result)
+        assert "verified, errors above" in result.badge
+        assert json.loads(json.dumps(result.record()))["sensitivity"]["x"]["share"] == size.share
 
     def test_a_factor_above_the_stated_size_is_seen_and_one_far_below_is_not(self) -> None:
         size = checked("gelu", torch.bfloat16, alone=True).sensitivity["x"].share
@@ -95,9 +95,9 @@ class TestReferenceForm:
                 return x.sin()
 
             @staticmethod
-            def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+            def backward(ctx: Any, *grads: Tensor) -> Tensor:
                 (x,) = ctx.saved_tensors
-                grad = slopes[0] * x.cos()
+                grad = grads[0] * x.cos()
                 if x.dtype == torch.bfloat16:
                     grad[-1] = 0
                 return grad
@@ -116,9 +116,9 @@ class TestReferenceForm:
                 return x.sin()
 
             @staticmethod
-            def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+            def backward(ctx: Any, *grads: Tensor) -> Tensor:
                 (x,) = ctx.saved_tensors
-                return slopes[0] * x.cos().bfloat16().to(x.dtype)
+                return grads[0] * x.cos().bfloat16().to(x.dtype)
 
         x = torch.randn(32, 16)
         assert check(Rounded.apply, x.bfloat16(), names=("x",)).ok
@@ -215,8 +215,8 @@ class TestHints:
                 return x * (torch.rand_like(x) < 0.5) * 2
 
             @staticmethod
-            def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-                return slopes[0] * (torch.rand_like(slopes[0]) < 0.5) * 2
+            def backward(ctx: Any, *grads: Tensor) -> Tensor:
+                return grads[0] * (torch.rand_like(grads[0]) < 0.5) * 2
 
         result = check(Dropped.apply, torch.randn(16, 24), names=("x",))
         meanings = " ".join(test.meaning for test in result.failures)
@@ -231,8 +231,8 @@ class TestHints:
                 return x.sin(), x.square()
 
             @staticmethod
-            def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-                return slopes[0] * ctx.saved_tensors[0].cos()
+            def backward(ctx: Any, *grads: Tensor) -> Tensor:
+                return grads[0] * ctx.saved_tensors[0].cos()
 
         result = check(Both.apply, torch.randn(8, 12), names=("x",))
         assert any("ignores the gradient of out1" in test.meaning for test in result.failures), result

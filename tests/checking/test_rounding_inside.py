@@ -54,8 +54,8 @@ def test_rounding_inside_a_function_is_no_wrong_gradient(function: Callable[...,
         normalized: [torch.randn(40, 2)],
         constant_rows: [torch.randn(8, 16)],
     }[function]
-    found = check(function, *(value.to(dtype) for value in inputs))
-    assert found.verdict.status is not Status.REFUTED, found
+    result = check(function, *(value.to(dtype) for value in inputs))
+    assert result.verdict.status is not Status.REFUTED, result
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.1])
@@ -68,10 +68,10 @@ def test_a_wrong_gradient_of_the_same_function_is_refuted(function: Callable[...
             return function(x)
 
         @staticmethod
-        def backward(ctx: Any, slope: Tensor) -> Tensor:
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
             x = ctx.saved_tensors[0].detach().requires_grad_()
             with torch.enable_grad():
-                return factor * torch.autograd.grad(function(x), x, slope)[0]
+                return factor * torch.autograd.grad(function(x), x, grad)[0]
 
     torch.manual_seed(3)
     x = torch.randn(4, 12) if function is cast_inside else torch.randn(40, 2)

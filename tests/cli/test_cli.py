@@ -98,11 +98,11 @@ def test_a_model_that_is_already_built_is_listed(
 
 def test_a_loss_adds_the_laws_of_the_head(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("vocab=5", "dim=4", "depth=1", "heads=2", "hidden=3")
-    found = []
+    result = []
     for loss in ("regression", "cross_entropy"):
         assert run(monkeypatch, "laws", "conserved.blocks:DecoderLM", *sizes, "--loss", loss, "--json") == 0
-        found.append(json.loads(capsys.readouterr().out)["numbers"])
-    assert found[1] - found[0] == 4
+        result.append(json.loads(capsys.readouterr().out)["numbers"])
+    assert result[1] - result[0] == 4
 
 
 def test_a_model_without_values_is_listed_and_says_what_was_not_counted(
@@ -320,8 +320,8 @@ class TestExitCodesAndMistakes:
         (tmp_path / "m.py").write_text(self.FUNCTION)
         target = f"{tmp_path / 'm.py'}:build"
         unknown = Verdict(status=Verdict.INCONCLUSIVE, message="not clear")
-        found = dataclasses.replace(conserved.discover(torch.nn.Linear(3, 3), torch.zeros(2, 3)), verdict=unknown)
-        monkeypatch.setattr(conserved, "discover", lambda *_, **__: found)
+        result = dataclasses.replace(conserved.discover(torch.nn.Linear(3, 3), torch.zeros(2, 3)), verdict=unknown)
+        monkeypatch.setattr(conserved, "discover", lambda *_, **__: result)
         assert run(monkeypatch, "discover", target, "--inputs", "2,3") == 3
         assert run(monkeypatch, "--help") == 0
         assert "3 inconclusive" in capsys.readouterr().out
@@ -376,9 +376,9 @@ class TestExitCodesAndMistakes:
         from conserved.discovery import rank
 
         assert rank.announcement(1000, torch.device("cpu")) == ""
-        said = rank.announcement(32_768, torch.device("cpu"))
-        assert "32,768 parameters" in said
-        assert "GB and about" in said
+        text = rank.announcement(32_768, torch.device("cpu"))
+        assert "32,768 parameters" in text
+        assert "GB and about" in text
         heard: list[str] = []
         monkeypatch.setattr(rank, "_LARGE", 10)
         conserved.discover(torch.nn.Linear(3, 4), torch.zeros(2, 3), progress=heard.append)

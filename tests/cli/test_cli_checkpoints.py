@@ -44,17 +44,17 @@ def run(*words: str) -> Any:
 
 
 def test_mappings_name_what_a_format_cannot_say(folder: Path) -> None:
-    found = json.loads(run("mappings", str(folder), "--format", "llmcompressor", "--json").stdout)
-    assert len(found["mappings"]) == 4
-    (first, *_) = found["left out"]
+    result = json.loads(run("mappings", str(folder), "--format", "llmcompressor", "--json").stdout)
+    assert len(result["mappings"]) == 4
+    (first, *_) = result["left out"]
     assert first["smooth"] == ["model.layers.0.self_attn.v_proj"]
     assert "read 2 times" in first["reason"]
 
 
 def test_a_scheme_shows_every_layer_and_moves_to_the_same_model(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "moved"
-    said = run("equalize", str(folder), "--scheme", "int4-tensor", "-o", str(out)).stdout
-    line = next(text for text in said.splitlines() if "layers.0.mlp.up_proj" in text)
+    output = run("equalize", str(folder), "--scheme", "int4-tensor", "-o", str(out)).stdout
+    line = next(text for text in output.splitlines() if "layers.0.mlp.up_proj" in text)
     before, after = (float(word) for word in line.split()[1::2])
     assert after < before / 2
     same = run("fingerprint", str(folder), str(out), "--json")

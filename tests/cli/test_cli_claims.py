@@ -68,12 +68,12 @@ def test_what_is_finished_is_shown_when_the_run_is_interrupted(
     shown = capsys.readouterr().out
     assert "note.L10.corrected" in shown
     assert "Interrupted: " in shown
-    with RunStore(store) as kept:
-        assert "note.L10" in kept.documents("claim")
+    with RunStore(store) as store_:
+        assert "note.L10" in store_.documents("claim")
     assert run(monkeypatch, "claims", "note.L1", "--json") == 130
-    found = json.loads(capsys.readouterr().out)
-    assert [record["code"] for record in found["claims"]][:1] == ["note.L10"]
-    assert found["left"] > 0
+    result = json.loads(capsys.readouterr().out)
+    assert [record["code"] for record in result["claims"]][:1] == ["note.L10"]
+    assert result["left"] > 0
 
 
 def test_hypotheses_and_proofs_are_shown(monkeypatch: Patch, capsys: Printed) -> None:
@@ -93,10 +93,10 @@ def test_json_is_the_records(monkeypatch: Patch, capsys: Printed) -> None:
     assert (record["code"], record["status"], record["recorded"]) == ("note.T4", "refuted", "refuted")
     assert record["witness"]["numpy"].startswith("import numpy")
     assert run(monkeypatch, "claims", "*.L10*", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["counts"] == {"proved": 1, "verified": 0, "refuted": 2, "inconclusive": 0, "answered": 0}
-    assert found["severities"] == {"false": 1, "slip": 1}
-    assert found["changed"] == []
+    result = json.loads(capsys.readouterr().out)
+    assert result["counts"] == {"proved": 1, "verified": 0, "refuted": 2, "inconclusive": 0, "answered": 0}
+    assert result["severities"] == {"false": 1, "slip": 1}
+    assert result["changed"] == []
 
 
 def test_the_list_runs_nothing(monkeypatch: Patch, capsys: Printed) -> None:
@@ -116,8 +116,8 @@ def test_outcomes_are_kept_in_a_store(monkeypatch: Patch, tmp_path: Path, capsys
     store = tmp_path / "store.db"
     assert run(monkeypatch, "claims", "*.L10*", "--store", str(store)) == 0
     capsys.readouterr()
-    with RunStore(store) as kept:
-        documents = kept.documents("claim")
+    with RunStore(store) as store_:
+        documents = store_.documents("claim")
     assert set(documents) == {"note.L10", "note.L10.corrected", "note.L10.index"}
     assert (documents["note.L10"]["severity"], documents["note.L10"]["whose"]) == ("false", "source")
     assert documents["note.L10"]["witness"]["numpy"]

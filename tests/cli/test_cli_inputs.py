@@ -170,8 +170,8 @@ def test_commands_are_grouped_by_need(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert run(monkeypatch, "--help") == 0
     shown = capsys.readouterr().out
     headings = ("Start here", "Is a backward pass right?", "What does training conserve?", "Recorded runs", "papers")
-    places = [shown.index(heading) for heading in headings]
-    assert places == sorted(places)
+    indices = [shown.index(heading) for heading in headings]
+    assert indices == sorted(indices)
     assert "─ Commands" not in shown, "none is left without a heading"
 
 

@@ -33,8 +33,8 @@ def test_a_narrow_terminal_gets_the_paths_on_lines_of_their_own(
     monkeypatch.setenv("COLUMNS", "60")
     assert run(monkeypatch, "laws", "transformers:LlamaConfig", *TINY) == 0
     lines = capsys.readouterr().out.splitlines()
-    place = lines.index("model.layers.{0–2}.mlp")
-    assert lines[place + 1].split() == ["gated_neurons", "(R₊)^5", "3", "15"]
+    index = lines.index("model.layers.{0–2}.mlp")
+    assert lines[index + 1].split() == ["gated_neurons", "(R₊)^5", "3", "15"]
     assert max(map(len, lines)) <= 60
 
 

@@ -93,12 +93,12 @@ class TestDemonstration:
                 run_demo(tmp_path, CHEAP)
         assert not (tmp_path / "report.html").exists()
         with RunStore(tmp_path / "store.db") as store:
-            kept = store.select("select name, written from document where kind = 'audit'")
-        assert len(kept) == 2, "what was finished is kept"
+            saved = store.select("select name, written from document where kind = 'audit'")
+        assert len(saved) == 2, "what was finished is kept"
         with unchecked():
             run_demo(tmp_path, CHEAP)
         with RunStore(tmp_path / "store.db") as store:
-            assert store.select("select name, written from document where kind = 'audit'") == kept
+            assert store.select("select name, written from document where kind = 'audit'") == saved
             assert len(store.documents("demo")) == len(titles) + 3, "each chapter, settings, losses and the summary"
         store_document(tmp_path / "store.db", "claim", "stale", claim("stale"))
         with unchecked():
@@ -110,12 +110,12 @@ class TestDemonstration:
     def test_says_what_comes_next_how_long_and_what_was_found(self, tmp_path: Path) -> None:
         with unchecked(), (tmp_path / "said").open("w") as file:
             run_demo(tmp_path / "d", CHEAP, console=Console(file=file, width=200))
-        said = (tmp_path / "said").read_text()
+        text = (tmp_path / "said").read_text()
         for number, chapter in enumerate(CHAPTERS, 1):
-            assert f"{number}/{len(CHAPTERS)} {chapter.title} (about {chapter.seconds} s)" in said
-        first = said.index("▸")
+            assert f"{number}/{len(CHAPTERS)} {chapter.title} (about {chapter.seconds} s)" in text
+        first = text.index("▸")
         count = len(CHAPTERS)
-        assert said.index(f"1/{count} ") < first < said.index(f"2/{count} "), (
+        assert text.index(f"1/{count} ") < first < text.index(f"2/{count} "), (
             "the first finding comes before the second chapter"
         )
 
@@ -146,8 +146,8 @@ def test_the_kernel_is_right_where_its_blocks_are_full(tmp_path: Path) -> None:
     expected = torch.autograd.grad(
         torch.nn.functional.layer_norm(x, (8,), norm.weight, norm.bias, 1e-5).square().sum(), [x, *norm.parameters()]
     )
-    for found, right in zip([x.grad, *(p.grad for p in norm.parameters())], expected, strict=True):
-        torch.testing.assert_close(found, right)
+    for result, right in zip([x.grad, *(p.grad for p in norm.parameters())], expected, strict=True):
+        torch.testing.assert_close(result, right)
     assert task.size == 120_576
 
 

@@ -58,9 +58,9 @@ def test_brackets_agree_with_forward_over_reverse(build: Any, depth: int, precis
         limit = 20 * AGREE[precision]
     else:
         limit = 100 * AGREE[precision]
-    found = vectors(function, theta, depth, words, COUNT)
-    assert found.dtype == precision
-    assert float((found - wanted).abs().max()) < limit
+    result = vectors(function, theta, depth, words, COUNT)
+    assert result.dtype == precision
+    assert float((result - wanted).abs().max()) < limit
 
 
 def test_fields_at_points_of_their_own_agree_with_one_by_one() -> None:
@@ -89,11 +89,11 @@ def test_a_wrong_derivative_shows_against_differences(monkeypatch: pytest.Monkey
     function = attention()
     theta = function.generic_point(torch.Generator().manual_seed(0))
     assert derivative_error(function, theta, 2, torch.Generator().manual_seed(3)) < 1e-6
-    slope = derivatives.Derivatives._gradient_of
+    grad = derivatives.Derivatives._gradient_of
 
-    def wrong(self: derivatives.Derivatives, place: int, directions: tuple[Tensor, ...]) -> Tensor:
-        found = slope(self, place, directions)
-        return 1.01 * found if len(directions) == 2 else found
+    def wrong(self: derivatives.Derivatives, index: int, directions: tuple[Tensor, ...]) -> Tensor:
+        result = grad(self, index, directions)
+        return 1.01 * result if len(directions) == 2 else result
 
     monkeypatch.setattr(derivatives.Derivatives, "_gradient_of", wrong)
     assert derivative_error(function, theta, 2, torch.Generator().manual_seed(3)) > 1e-4

@@ -33,8 +33,8 @@ class Hidden(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        return slopes[0]
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
 
     @staticmethod
     def jvp(ctx: Any, *moves: Any) -> Any:

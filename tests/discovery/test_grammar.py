@@ -92,17 +92,17 @@ def compose(seed: int) -> tuple[nn.Module, list[Symmetry], str]:
     layers: list[nn.Module] = []
     planted: list[Symmetry] = []
     words: list[str] = []
-    for place in range(rng.choice((1, 1, 2, 2, 3))):
+    for index in range(rng.choice((1, 1, 2, 2, 3))):
         word = rng.choice(sorted(GRAMMAR))
         piece = GRAMMAR[word](rng)
         residual = rng.random() < 0.3
         layers.append(Residual(piece.module) if residual else piece.module)
         words.append(word + ("+" if residual else ""))
-        prefix = f"{place}.inner." if residual else f"{place}."
+        prefix = f"{index}.inner." if residual else f"{index}."
         if piece.kind is not None:
             shapes = {name: tuple(p.shape) for name, p in piece.module.named_parameters()}
             legs = tuple(Leg(View.of(prefix + n, shapes[n], axes=axis), degree) for n, axis, degree in piece.legs)
-            planted.append(Symmetry(block="", family="planted", part=str(place), kind=piece.kind, legs=legs))
+            planted.append(Symmetry(block="", family="planted", part=str(index), kind=piece.kind, legs=legs))
     return nn.Sequential(*layers), planted, " ".join(words)
 
 

@@ -30,12 +30,12 @@ def test_formulas_of_the_program_are_listed_and_nothing_is_searched_for(monkeypa
         raise AssertionError("searched although the program tells all laws")
 
     monkeypatch.setattr(discovery, "search", never)
-    found = discover(attention(), INPUT)
-    assert found.complete
-    assert found.origin == "read off the program"
-    assert set(found.inferred) == {law.name for law in found.laws}
-    assert "Formulas: read off the program." in found.summary()
-    assert found.record()["origin"] == found.origin
+    result = discover(attention(), INPUT)
+    assert result.complete
+    assert result.origin == "read off the program"
+    assert set(result.inferred) == {law.name for law in result.laws}
+    assert "Formulas: read off the program." in result.summary()
+    assert result.record()["origin"] == result.origin
 
 
 def test_a_search_alone_finds_as_much() -> None:
@@ -56,11 +56,11 @@ def test_a_formula_that_gradients_contradict_is_not_listed(monkeypatch: pytest.M
         return [replace(first, legs=tuple(Leg(leg.view, 1) for leg in first.legs)), *others]
 
     monkeypatch.setattr(listed, "read_off", mistaken)
-    found = discover(attention(), INPUT)
-    assert found.verdict == Verdict.VERIFIED
-    assert found.complete
-    assert rank_of_gradients(found.laws.symmetries, found.laws.parameters) == 12
-    assert not any(all(leg.degree > 0 for leg in law.legs) for law in found.laws)
+    result = discover(attention(), INPUT)
+    assert result.verdict == Verdict.VERIFIED
+    assert result.complete
+    assert rank_of_gradients(result.laws.symmetries, result.laws.parameters) == 12
+    assert not any(all(leg.degree > 0 for leg in law.legs) for law in result.laws)
 
 
 def test_what_the_program_does_not_tell_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ def test_what_the_program_does_not_tell_is_searched_for(monkeypatch: pytest.Monk
     assert 0 < len(half) < len(every)
     monkeypatch.setattr(listed, "read_off", lambda function: half)
     monkeypatch.setattr(discovery, "search", lambda *args: (*[law for law in every if law not in half], half[0]))
-    found = discover(model, INPUT)
-    assert found.complete
-    assert found.origin == f"{len(half)} read off the program, {len(every) - len(half)} searched for in gradients"
-    assert len(found.laws) == len(every), "a law that is known already is not listed twice"
+    result = discover(model, INPUT)
+    assert result.complete
+    assert result.origin == f"{len(half)} read off the program, {len(every) - len(half)} searched for in gradients"
+    assert len(result.laws) == len(every), "a law that is known already is not listed twice"
 
 
 def test_a_program_that_cannot_be_followed_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,9 @@ def test_a_program_that_cannot_be_followed_is_searched(monkeypatch: pytest.Monke
         raise RuntimeError("no rule for this")
 
     monkeypatch.setattr(listed, "recognize", unable)
-    found = discover(SwiGLU(3, 4), torch.zeros(5, 3))
-    assert found.complete
-    assert found.origin == "searched for in gradients"
+    result = discover(SwiGLU(3, 4), torch.zeros(5, 3))
+    assert result.complete
+    assert result.origin == "searched for in gradients"
 
 
 def test_gradients_of_laws_agree_with_a_jacobian() -> None:
@@ -102,8 +102,8 @@ def test_gradients_of_laws_agree_with_a_jacobian() -> None:
 def test_ranks_of_laws_and_what_of_them_lies_in_the_span() -> None:
     function = function_of(attention(), INPUT, loss="any", params=None, device=None)
     count = closure(function, depth=None, generator=torch.Generator().manual_seed(0), progress=lambda text: None)
-    place, laws = LawsAtPoint(function, count), read_off(function)
-    assert place.rank(laws) == rank_of_gradients(laws, function.split(count.theta)) == 12
-    assert place.overlap(laws) < 1e-12
+    index, laws = LawsAtPoint(function, count), read_off(function)
+    assert index.rank(laws) == rank_of_gradients(laws, function.split(count.theta)) == 12
+    assert index.overlap(laws) < 1e-12
     wrong = replace(laws[0], legs=tuple(Leg(leg.view, 1) for leg in laws[0].legs))
-    assert place.overlap([wrong]) > 1e-2
+    assert index.overlap([wrong]) > 1e-2

@@ -34,8 +34,8 @@ def pair() -> FeedForward:
     ids=["Euclidean", "one number", "one number per entry", "entropy"],
 )
 def test_laws_in_another_metric_are_counted_and_certified(metric: dict[str, Any], count: int) -> None:
-    found = discover(pair(), EXAMPLE, metric=metric, forms=False)
-    assert (found.count, found.verdict.holds) == (count, True)
+    result = discover(pair(), EXAMPLE, metric=metric, forms=False)
+    assert (result.count, result.verdict.holds) == (count, True)
     assert certify(pair(), EXAMPLE, metric=metric).at_most == count
 
 
@@ -102,9 +102,9 @@ def test_a_metric_that_is_none_is_refused(metric: dict[str, Any], message: str) 
     ids=["a rotation remains", "a scaling does not", "a translation leaves two for each number"],
 )
 def test_laws_of_momentum(build: Callable[[], Any], shape: tuple[int, ...], count: int) -> None:
-    found = discover(build(), torch.zeros(shape, dtype=torch.float64), dynamics="heavy_ball")
-    assert found.verdict.holds
-    assert (found.count, found.explained) == (count, count)
+    result = discover(build(), torch.zeros(shape, dtype=torch.float64), dynamics="heavy_ball")
+    assert result.verdict.holds
+    assert (result.count, result.explained) == (count, count)
 
 
 def test_the_antisymmetric_momentum_is_conserved_and_the_symmetric_one_is_not() -> None:

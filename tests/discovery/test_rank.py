@@ -149,10 +149,10 @@ class TestReflections:
 )
 def test_a_tiny_gpt_with_a_tied_head_and_norms_without_epsilon_has_the_laws_found(loss: str, laws: int) -> None:
     torch.manual_seed(0)
-    found = discover(NanoGPT(), TOKENS, loss=loss)
-    assert found.verdict == Verdict.VERIFIED, found.verdict
-    assert (found.count, found.explained) == (laws, laws)
-    assert found.gap > 1e5
+    result = discover(NanoGPT(), TOKENS, loss=loss)
+    assert result.verdict == Verdict.VERIFIED, result.verdict
+    assert (result.count, result.explained) == (laws, laws)
+    assert result.gap > 1e5
 
 
 def test_brackets_of_that_gpt_are_those_of_ball_arithmetic() -> None:
@@ -181,6 +181,6 @@ def test_directions_that_contradict_a_law_that_was_found_are_said(monkeypatch: p
 
     monkeypatch.setattr(discovery, "closure", spoiled)
     torch.manual_seed(0)
-    found = discover(NanoGPT(bias=False, hidden=4), TOKENS)
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert "does not hold for the directions counted" in found.verdict.message
+    outcome = discover(NanoGPT(bias=False, hidden=4), TOKENS)
+    assert outcome.verdict == Verdict.INCONCLUSIVE
+    assert "does not hold for the directions counted" in outcome.verdict.message

@@ -28,5 +28,5 @@ def test_every_row_is_less_the_multiple_that_cancels_most_of_its_entries(seed: i
     row, *others = chance.integers(-2, 3, size=(9, 12)) * chance.choice([0.0, 0.5, 1.0], size=(9, 12))
     if seed == 0:
         row = np.zeros(12)
-    found = _each_less(row, np.stack(others), resolution)
-    assert np.array_equal(found, np.stack([naive(row, other, resolution) for other in others]))
+    result = _each_less(row, np.stack(others), resolution)
+    assert np.array_equal(result, np.stack([naive(row, other, resolution) for other in others]))

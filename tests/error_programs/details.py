@@ -20,13 +20,13 @@ from error_programs.training import classify, predict_next, train
 def loss_of_last_step(wrong: bool) -> Monitor:
     model = nn.Linear(6, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
     with Monitor(model, optimizer) as monitor:
         for _ in range(6):
             optimizer.zero_grad()
-            kept.append(classify(model))
+            saved.append(classify(model))
             # Sums of losses are kept for a report, and the sum is differentiated.
-            (sum(kept) if wrong else kept[-1]).backward(retain_graph=wrong)  # type: ignore[union-attr]
+            (sum(saved) if wrong else saved[-1]).backward(retain_graph=wrong)  # type: ignore[union-attr]
             optimizer.step()
             monitor.step()
     return monitor
@@ -112,9 +112,9 @@ def cached_gradient(wrong: bool) -> Monitor:
     def between(_: int) -> None:
         p = model.get_parameter("blocks.0.qkv.weight")
         assert p.grad is not None
-        kept = cache.setdefault("qkv", p.grad.clone())
+        saved = cache.setdefault("qkv", p.grad.clone())
         if wrong:
-            p.grad.copy_(kept)
+            p.grad.copy_(saved)
 
     return train(model, adamw(model), predict_next, between=between)
 

@@ -248,13 +248,13 @@ def tied_after_optimizer(wrong: bool) -> Monitor:
 def stale_moments(wrong: bool) -> Monitor:
     model = Decoder()
     optimizer = adamw(model)
-    kept: dict[Any, Any] = {}
+    saved: dict[Any, Any] = {}
 
     def fetch(number: int) -> None:
         for p, state in optimizer.state.items():
             if p is model.head.weight:
-                old = kept.get(p)
-                kept[p] = {k: v.clone() for k, v in state.items() if k != "step"}
+                old = saved.get(p)
+                saved[p] = {k: v.clone() for k, v in state.items() if k != "step"}
                 if wrong and number >= 3 and old is not None:
                     for key, value in old.items():
                         state[key].copy_(value)

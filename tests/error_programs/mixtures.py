@@ -205,7 +205,7 @@ def one_not_swapped_back(wrong: bool) -> Monitor:
                     average[n].lerp_(p, 0.1)
             monitor.step()
             if number == 4:
-                kept = copy.deepcopy(model.state_dict())
+                saved = copy.deepcopy(model.state_dict())
                 model.eval()
                 with torch.no_grad():
                     for n, p in model.named_parameters():
@@ -213,7 +213,7 @@ def one_not_swapped_back(wrong: bool) -> Monitor:
                     model(x)
                     for n, p in model.named_parameters():
                         if not wrong or n != "head.weight":
-                            p.copy_(kept[n])
+                            p.copy_(saved[n])
                 model.train()
     return monitor
 

@@ -141,10 +141,10 @@ def no_reduction(wrong: bool, rank: int) -> Monitor:
 def one_tensor_left_out(wrong: bool, rank: int) -> Monitor:
     def reduce(model: Any, optimizer: Any, number: int) -> None:
         last = list(model.parameters())[-1]
-        kept = last.grad.clone()
+        saved = last.grad.clone()
         _reduce(model)
         if wrong and number >= 3:
-            last.grad.copy_(kept)
+            last.grad.copy_(saved)
 
     model, optimizer = _manual(rank)
     return _train(model, optimizer, before=reduce)

@@ -342,8 +342,8 @@ def penalty_without_graph(wrong: bool) -> Monitor:
     def loss(model: nn.Module) -> Tensor:
         x = torch.randn(8, 6, requires_grad=True)
         z = model(x)
-        (slope,) = torch.autograd.grad(z.sum(), x, create_graph=not wrong, retain_graph=True)
-        return z.mean() + ((slope.norm(dim=1) - 1) ** 2).mean()
+        (grad,) = torch.autograd.grad(z.sum(), x, create_graph=not wrong, retain_graph=True)
+        return z.mean() + ((grad.norm(dim=1) - 1) ** 2).mean()
 
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
     return train(model, adamw(model), loss)

@@ -633,12 +633,12 @@ def guided_hooks_stay(wrong: bool) -> Monitor:
     source="feature extraction by forward hooks",
 )  # fmt: skip
 def hook_returns_detached(wrong: bool) -> Monitor:
-    data, model, kept = vectors(96), Net(drop=0.0), []
+    data, model, saved = vectors(96), Net(drop=0.0), []
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
 
     def keep(module: nn.Module, given: Any, output: Tensor) -> Tensor | None:
-        kept.append(output.detach())
-        return kept[-1] if wrong else None
+        saved.append(output.detach())
+        return saved[-1] if wrong else None
 
     with Monitor(model, optimizer) as monitor:
         for number, (x, y) in enumerate(DataLoader(data, batch_size=12, shuffle=True), 1):
@@ -753,10 +753,10 @@ def weight_put_back(wrong: bool) -> Monitor:
         model: Net
 
         def step(self) -> None:
-            kept = self.model.head.weight.detach().clone()
+            saved = self.model.head.weight.detach().clone()
             self.optimizer.step()
             if wrong:
-                self.model.head.weight.data.copy_(kept)
+                self.model.head.weight.data.copy_(saved)
             self.optimizer.zero_grad()
             self.monitor.step()
 

@@ -57,9 +57,9 @@ class WritesToCopies(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        kept = [(p, p.detach().clone()) for g in self.param_groups for p in g["params"] if not p.is_contiguous()]
+        saved = [(p, p.detach().clone()) for g in self.param_groups for p in g["params"] if not p.is_contiguous()]
         super().step(closure)
-        for p, value in kept if self.lose else ():
+        for p, value in saved if self.lose else ():
             p.copy_(value)
 
 
@@ -159,10 +159,10 @@ def not_swapped_back(wrong: bool) -> Monitor:
             for mean, p in zip(average.parameters(), model.parameters(), strict=True):
                 mean.lerp_(p, 0.1)
             if number == 3:
-                kept = [p.detach().clone() for p in model.parameters()]
+                saved = [p.detach().clone() for p in model.parameters()]
                 for mean, p in zip(average.parameters(), model.parameters(), strict=True):
                     p.copy_(mean)
-                for value, p in zip(kept, model.parameters(), strict=True) if not wrong else ():
+                for value, p in zip(saved, model.parameters(), strict=True) if not wrong else ():
                     p.copy_(value)
 
     return train(model, adamw(model), after=evaluate)

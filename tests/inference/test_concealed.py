@@ -43,12 +43,12 @@ def _rate(law: Symmetry, theta: dict[str, Tensor], gradients: dict[str, Tensor])
     """The largest relative rate of a law's values under gradient flow, by the derivative of these values."""
     leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
     values = law.law(leaves)
-    slopes = torch.autograd.grad(
+    grads = torch.autograd.grad(
         (values * torch.randn(values.shape).to(values)).sum(), [leaves[name] for name in law.parameters]
     )
-    pairs = [(slope, gradients[name]) for name, slope in zip(law.parameters, slopes, strict=True)]
-    rate = abs(sum(float((slope * gradient).sum()) for slope, gradient in pairs))
-    size = torch.stack([slope.norm() for slope, _ in pairs]).norm() * torch.stack([g.norm() for _, g in pairs]).norm()
+    pairs = [(grad, gradients[name]) for name, grad in zip(law.parameters, grads, strict=True)]
+    rate = abs(sum(float((grad * gradient).sum()) for grad, gradient in pairs))
+    size = torch.stack([grad.norm() for grad, _ in pairs]).norm() * torch.stack([g.norm() for _, g in pairs]).norm()
     return rate / float(size) if size > 1e-9 else 0.0
 
 
@@ -107,8 +107,8 @@ def test_nothing_is_proved_of_a_program_with_hidden_inputs(name: str) -> None:
 class TestWhatIsSeen:
     """One program for each way of seeing it, with the words that say so."""
 
-    def names(self, decide: Callable[[Any, Tensor], Any], **kept: Any) -> str:
-        model = Branching(decide, **kept)
+    def names(self, decide: Callable[[Any, Tensor], Any], **attributes: Any) -> str:
+        model = Branching(decide, **attributes)
         laws = recognize(model, torch.randn(6, 4))
         return " ".join(laws.verdict(law.name).message for law in laws)
 

@@ -233,9 +233,9 @@ def test_drift_is_exact_and_vanishes_to_first_order_under_gradient_flow() -> Non
 
 def test_discover_lists_them_and_certify_proves_that_there_are_no_others() -> None:
     x = torch.randn(8, 4)
-    found = conserved.discover(Scaled(), x)
-    assert found.count == 1
-    assert [law.formula for law in found.laws] == ["‖w‖² − 2·a"]
+    result = conserved.discover(Scaled(), x)
+    assert result.count == 1
+    assert [law.formula for law in result.laws] == ["‖w‖² − 2·a"]
     assert certify(Scaled((3,)), x).verdict.status == "proved"
 
 

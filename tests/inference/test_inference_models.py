@@ -84,17 +84,17 @@ def test_no_law_of_a_random_program_is_wrong(seed: int) -> None:
 
 def test_a_count_that_was_kept_can_be_taken_again() -> None:
     name = "attention, sink logits"
-    found = count(named(name).subject(), seed=COUNTS[name]["seed"])
-    assert found.verdict == Verdict.VERIFIED
-    assert found.count == COUNTS[name]["count"]
-    assert list(found.ranks) == COUNTS[name]["ranks"]
+    result = count(named(name).subject(), seed=COUNTS[name]["seed"])
+    assert result.verdict == Verdict.VERIFIED
+    assert result.count == COUNTS[name]["count"]
+    assert list(result.ranks) == COUNTS[name]["ranks"]
 
 
 def test_every_model_by_hand_runs_and_has_gradients() -> None:
     for entry in BY_HAND:
-        slopes = gradients(entry.subject())
-        assert all(bool(torch.isfinite(g).all()) for g in slopes.values()), entry.name
-        assert any(bool(g.any()) for g in slopes.values()), entry.name
+        grads = gradients(entry.subject())
+        assert all(bool(torch.isfinite(g).all()) for g in grads.values()), entry.name
+        assert any(bool(g.any()) for g in grads.values()), entry.name
 
 
 def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
@@ -102,12 +102,12 @@ def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
     from conserved import recognize
 
     prepared = named("attention, rotary (blocks)").subject()
-    slopes = gradients(prepared)
+    grads = gradients(prepared)
     laws = recognize(prepared.model)
     assert len(laws) > 0
-    assert max(residual_by_action(symmetry, prepared, slopes) for symmetry in laws) < 1e-8
+    assert max(residual_by_action(symmetry, prepared, grads) for symmetry in laws) < 1e-8
     spoiled = laws.baselines()
-    assert min(residual_by_action(symmetry, prepared, slopes) for symmetry in spoiled) > 1e-4
+    assert min(residual_by_action(symmetry, prepared, grads) for symmetry in spoiled) > 1e-4
     assert set(check(spoiled, prepared).wrong) == {symmetry.name for symmetry in spoiled}
 
 
@@ -119,11 +119,11 @@ def test_baselines_of_rotary_laws_pair_the_rows_of_each_plane() -> None:
     model = Attention(dim=8, heads=2, rotary=True).double()
     laws = recognize(model, torch.randn(1, 3, 8, dtype=torch.float64)).select(lambda s: s.family == "query_key")
     assert len(laws) == 2
-    found = laws.baselines()
-    assert {symmetry.family for symmetry in found} == {"not_query_key"}
+    result = laws.baselines()
+    assert {symmetry.family for symmetry in result} == {"not_query_key"}
     q = dict(model.named_parameters())["q.weight"].detach()
     k = dict(model.named_parameters())["k.weight"].detach()
-    for head, spoiled in enumerate(found):
+    for head, spoiled in enumerate(result):
         rows = slice(4 * head, 4 * head + 4)
         wanted = [
             sum(float(w[rows][2 * j].square().sum() - w[rows][2 * j + 1].square().sum()) for w in (q, k))

@@ -42,9 +42,9 @@ def test_positions_are_one_law_at_whatever_scale_they_are_added() -> None:
         def forward(self, index: Tensor) -> Tensor:
             return self.out((self.token(index) + 0.5 * self.position(torch.arange(3))).tanh())
 
-    found = law(recognize(Tokens(), torch.zeros(2, 3, dtype=torch.int64)), "positions")
-    assert found.numbers == 4
-    assert sorted(abs(leg.degree) for leg in found.legs) == [1, 2] or sorted(abs(x.degree) for x in found.legs) == [
+    result = law(recognize(Tokens(), torch.zeros(2, 3, dtype=torch.int64)), "positions")
+    assert result.numbers == 4
+    assert sorted(abs(leg.degree) for leg in result.legs) == [1, 2] or sorted(abs(x.degree) for x in result.legs) == [
         0.5,
         1,
     ]
@@ -62,9 +62,9 @@ def test_a_partner_that_is_frozen_is_named() -> None:
 def test_entries_whose_scales_are_free_one_by_one_are_inert() -> None:
     """A row with one weight in front of a norm without ε has no gradient at all: a law of shifts, not of scales."""
     model = nn.Sequential(nn.Conv1d(1, 4, 1, bias=False), nn.LayerNorm(6, eps=0.0)).double()
-    found = law(recognize(model, torch.randn(2, 1, 6, dtype=torch.float64)), "inert")
-    assert found.kind.linear
-    assert found.numbers == 4
+    result = law(recognize(model, torch.randn(2, 1, 6, dtype=torch.float64)), "inert")
+    assert result.kind.linear
+    assert result.numbers == 4
 
 
 def test_whole_numbers_among_parameters_are_left_alone() -> None:

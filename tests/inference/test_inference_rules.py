@@ -202,14 +202,14 @@ def looked_up(one: Field, shape: tuple[int, ...], program: CapturedProgram) -> n
     return spread_out(Field(axis.dims, one.atoms[index.numpy().reshape(-1)[axis.slots]]), shape)
 
 
-def allowed(found: Followed) -> tuple[list[np.ndarray], np.ndarray]:
+def allowed(result: Followed) -> tuple[list[np.ndarray], np.ndarray]:
     """For every free charge of the rule: the charges of all entries of the inputs, and of the output."""
-    engine = found.typing.engine
+    engine = result.typing.engine
     solution = engine.charges.solve()
     basis = solution.expand[:, solution.soft == 0].toarray()
-    shapes = [tuple(x.shape) for x in found.theta]
-    output_shape = found.typing.program.values[found.output].shape
-    output = found.typing.known[found.output]
+    shapes = [tuple(x.shape) for x in result.theta]
+    output_shape = result.typing.program.values[result.output].shape
+    output = result.typing.known[result.output]
     assert isinstance(output, Type)
     inputs = []
     for n, shape in enumerate(shapes):
@@ -217,18 +217,18 @@ def allowed(found: Followed) -> tuple[list[np.ndarray], np.ndarray]:
         for region in engine.regions.get(f"p{n}", []):
             sizes = tuple(chosen.size for chosen in region.sets)
             for z in range(basis.shape[1]):
-                columns[z][np.ix_(*region.sets)] = charges(region.type, sizes, basis[:, z], found.typing.program)
+                columns[z][np.ix_(*region.sets)] = charges(region.type, sizes, basis[:, z], result.typing.program)
         inputs.append(columns)
     outputs = np.zeros((basis.shape[1], *output_shape))
     for z in range(basis.shape[1]):
-        outputs[z] = charges(output, output_shape, basis[:, z], found.typing.program)
+        outputs[z] = charges(output, output_shape, basis[:, z], result.typing.program)
     return inputs, outputs
 
 
 @pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 def test_an_operator_commutes_with_every_charge_its_rule_allows(case: Operator) -> None:
-    found = follow(case)
-    inputs, outputs = allowed(found)
+    result = follow(case)
+    inputs, outputs = allowed(result)
     for seed in range(case.points):
         theta = point(case, seed)
         for z in range(len(outputs)):
@@ -252,10 +252,10 @@ def test_charges_that_a_rule_forbids_are_no_symmetry_of_the_operator(case: Opera
     for seed in range(2 * case.points):
         theta = tuple(point(case, seed))
         y = case.run(*theta).reshape(-1)
-        slopes = torch.func.jacrev(lambda *t: case.run(*t).reshape(-1), argnums=tuple(range(len(theta))))(*theta)
+        grads = torch.func.jacrev(lambda *t: case.run(*t).reshape(-1), argnums=tuple(range(len(theta))))(*theta)
         blocks.append(
             np.concatenate(
-                [(j.reshape(y.numel(), -1) * x.reshape(-1)).numpy() for j, x in zip(slopes, theta, strict=True)]
+                [(j.reshape(y.numel(), -1) * x.reshape(-1)).numpy() for j, x in zip(grads, theta, strict=True)]
                 + [-np.diag(y.numpy())],
                 1,
             )

@@ -43,8 +43,8 @@ def claimed(laws: LawSet) -> LawSet:
 
 @pytest.mark.parametrize("name", [name for name in TRAPS if name not in EXPECTED_FALSE])
 def test_no_listed_law_is_wrong(name: str) -> None:
-    found, prepared = inferred(name)
-    laws = claimed(found)
+    result, prepared = inferred(name)
+    laws = claimed(result)
     for case in inputs(prepared):
         assert check(laws, case).wrong == {}
         assert {law: d for law, d in drifts(laws, case).items() if d > FIRST_ORDER} == {}

@@ -117,9 +117,9 @@ def test_a_law_up_to_epsilon_that_is_not_a_law_is_left_out() -> None:
     laws, checked = inferred("rotary grouped decoder")
     stream = next(symmetry for symmetry in laws if symmetry.epsilon)
     half = replace(stream, legs=stream.legs[:-1])
-    kept = checked(replace(laws, symmetries=(half,)))
-    assert not len(kept)
-    assert [item.name for item in kept.dropped][-1] == half.name
+    remaining = checked(replace(laws, symmetries=(half,)))
+    assert not len(remaining)
+    assert [item.name for item in remaining.dropped][-1] == half.name
 
 
 def other_degree(law: Symmetry) -> Symmetry | None:
@@ -218,8 +218,8 @@ def test_laws_of_random_programs_pass_and_spoiled_ones_do_not(seed: int) -> None
     assert not check_on_program(laws, captured, run, classes=classes).dropped[len(laws.dropped) :], words
     spoiled = laws.baselines()
     wrong = check_laws(spoiled, subject(program_grammar.build(seed), loss=loss), moves=False).wrong
-    kept = check_on_program(spoiled, captured, run, classes=classes)
-    assert not [law.name for law in kept if law.exact and law.name in wrong], words
+    remaining = check_on_program(spoiled, captured, run, classes=classes)
+    assert not [law.name for law in remaining if law.exact and law.name in wrong], words
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -254,9 +254,9 @@ class SoftmaxWithoutCorrection(torch.autograd.Function):
         return shares
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (shares,) = ctx.saved_tensors
-        result: Tensor = shares * slopes[0]
+        result: Tensor = shares * grads[0]
         return result
 
 

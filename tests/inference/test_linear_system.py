@@ -57,9 +57,9 @@ def random_system(seed: int) -> tuple[list[Equation], int]:
 
 
 def check(equations: list[Equation], count: int, *, joined: bool) -> None:
-    found, matrix = solutions(equations, count, joined=joined), dense(equations, count)
-    assert np.abs(matrix @ found).max(initial=0.0) < 1e-12
-    assert found.shape[1] == np.linalg.matrix_rank(found) == count - np.linalg.matrix_rank(matrix)
+    result, matrix = solutions(equations, count, joined=joined), dense(equations, count)
+    assert np.abs(matrix @ result).max(initial=0.0) < 1e-12
+    assert result.shape[1] == np.linalg.matrix_rank(result) == count - np.linalg.matrix_rank(matrix)
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["merged first", "eliminated"])
@@ -95,8 +95,8 @@ def test_an_unknown_that_is_its_own_negative_is_zero() -> None:
     """x + y + z = 0 and x + y − z = 0."""
     one = Fraction(1)
     equations = [[(one, 1), (one, 2), (one, 3)], [(one, 1), (one, 2), (-one, 3)]]
-    found = solutions(equations, 4, joined=True)
-    assert not found[3].any()
+    result = solutions(equations, 4, joined=True)
+    assert not result[3].any()
     check(equations, 4, joined=True)
 
 

@@ -192,11 +192,11 @@ def test_nothing_false_is_claimed(name: str) -> None:
         after = outputs(model, moved, x)
         assert (after - before).norm() <= FUNCTION_UNCHANGED * before.norm(), symmetry
     (-model(x).log_softmax(-1)[..., 0].mean()).backward()
-    slopes = gradients(model)
-    noise = 1e-12 * max(float(slope.abs().max()) for slope in slopes.values())
+    grads = gradients(model)
+    noise = 1e-12 * max(float(grad.abs().max()) for grad in grads.values())
     # Of a gradient that is zero but for rounding no identity can be weighed against itself.
-    told = laws.select(lambda law: any(float(slopes[name].abs().max()) > noise for name in law.parameters))
-    wrong = {n: r for n, r in told.residuals(slopes).items() if not r <= IDENTITY[torch.float64]}
+    text = laws.select(lambda law: any(float(grads[name].abs().max()) > noise for name in law.parameters))
+    wrong = {n: r for n, r in text.residuals(grads).items() if not r <= IDENTITY[torch.float64]}
     assert wrong == {}
 
 

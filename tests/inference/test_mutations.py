@@ -21,21 +21,21 @@ STILL = 1e-12
 """Parameters with no larger gradient do not move, whatever their law: the router of one active expert."""
 
 
-def with_leg(symmetry: Symmetry, place: int, leg: Leg) -> Symmetry:
-    legs = (*symmetry.legs[:place], leg, *symmetry.legs[place + 1 :])
+def with_leg(symmetry: Symmetry, index: int, leg: Leg) -> Symmetry:
+    legs = (*symmetry.legs[:index], leg, *symmetry.legs[index + 1 :])
     return replace(symmetry, legs=legs)
 
 
 def flipped_signs(symmetry: Symmetry) -> Mutants:
     if len(symmetry.legs) > 1:
-        for place, leg in enumerate(symmetry.legs):
-            yield f"sign of {leg.view}", with_leg(symmetry, place, Leg(leg.view, -leg.degree))
+        for index, leg in enumerate(symmetry.legs):
+            yield f"sign of {leg.view}", with_leg(symmetry, index, Leg(leg.view, -leg.degree))
 
 
 def dropped_legs(symmetry: Symmetry) -> Mutants:
     if len(symmetry.legs) > 1:
-        for place, leg in enumerate(symmetry.legs):
-            yield f"without {leg.view}", replace(symmetry, legs=symmetry.legs[:place] + symmetry.legs[place + 1 :])
+        for index, leg in enumerate(symmetry.legs):
+            yield f"without {leg.view}", replace(symmetry, legs=symmetry.legs[:index] + symmetry.legs[index + 1 :])
 
 
 def transposed_legs(symmetry: Symmetry) -> Mutants:
@@ -46,16 +46,16 @@ def transposed_legs(symmetry: Symmetry) -> Mutants:
 
     across = {leg.view.n if symmetry.kind.shared == "columns" else leg.view.m for leg in symmetry.legs}
     if symmetry.kind.shared != "nothing" and all(leg.view.rest for leg in symmetry.legs):
-        for place, leg in enumerate(symmetry.legs):
+        for index, leg in enumerate(symmetry.legs):
             if leg.view.n == leg.view.m > 1 and len(symmetry.legs) > 1:
-                yield f"transposed {leg.view}", with_leg(symmetry, place, turned(leg))
+                yield f"transposed {leg.view}", with_leg(symmetry, index, turned(leg))
         if len(across) == 1 and symmetry.m > 1 and symmetry.n > 1:
             yield "all legs transposed", replace(symmetry, legs=tuple(map(turned, symmetry.legs)))
 
 
 def wrong_heads(symmetry: Symmetry) -> Mutants:
     """A leg that picks the next head, expert or branch, while the others stay."""
-    for place, leg in enumerate(symmetry.legs if len(symmetry.legs) > 1 else ()):
+    for index, leg in enumerate(symmetry.legs if len(symmetry.legs) > 1 else ()):
         for axis, chosen in enumerate(leg.view.pick):
             if isinstance(chosen, int) and leg.view.grid[axis] > 1:
                 moved = tuple(
@@ -63,7 +63,7 @@ def wrong_heads(symmetry: Symmetry) -> Mutants:
                 )
                 yield (
                     f"next head of {leg.view}",
-                    with_leg(symmetry, place, Leg(replace(leg.view, pick=moved), leg.degree)),
+                    with_leg(symmetry, index, Leg(replace(leg.view, pick=moved), leg.degree)),
                 )
 
 
@@ -102,8 +102,8 @@ def makes_no_difference(symmetry: Symmetry, what: str, laws: LawSet) -> bool:
     return inert_bias or means
 
 
-def residual(symmetry: Symmetry, theta: dict[str, Tensor], slopes: dict[str, Tensor]) -> float:
-    return LawSet(symmetries=(symmetry,), parameters=theta).residuals(slopes)[symmetry.name]
+def residual(symmetry: Symmetry, theta: dict[str, Tensor], grads: dict[str, Tensor]) -> float:
+    return LawSet(symmetries=(symmetry,), parameters=theta).residuals(grads)[symmetry.name]
 
 
 @pytest.mark.parametrize("case", LAWFUL, ids=ids)
@@ -111,7 +111,7 @@ def test_every_mutation_of_every_rule_is_noticed(case: Case) -> None:
     model = case.model(seed=3)
     case.objective()(model).backward()
     theta = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    slopes = gradients(model)
+    grads = gradients(model)
     laws = case.laws(model)
     survivors = [
         f"{symmetry.name}: {rule}: {what}"
@@ -119,8 +119,8 @@ def test_every_mutation_of_every_rule_is_noticed(case: Case) -> None:
         for rule, mutate in RULES.items()
         for what, mutant in mutate(symmetry)
         if not makes_no_difference(symmetry, what, laws)
-        and any(bool(slopes[name].abs().max() > STILL) for name in symmetry.parameters)
-        and residual(mutant, theta, slopes) < SEEN
+        and any(bool(grads[name].abs().max() > STILL) for name in symmetry.parameters)
+        and residual(mutant, theta, grads) < SEEN
     ]
     assert survivors == []
 

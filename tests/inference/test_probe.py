@@ -43,10 +43,10 @@ def test_grouped_heads_and_rotary_pairs_are_found() -> None:
         return F.scaled_dot_product_attention(_rotated(q), _rotated(k), v, enable_gqa=True)
 
     q, k, v = torch.randn(2, 6, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
-    found = found_by(attention, q, k, v)
-    assert "scaling of v[0, 1, 3] moves out[0, 1 (adjacent by 3), 3]" in found
-    assert "paired rotations and scales (halves) of q[0, 1 (adjacent by 3), 3] against k[0, 1, 3]^-1" in found
-    assert not any("general linear of q" in text for text in found)
+    result = found_by(attention, q, k, v)
+    assert "scaling of v[0, 1, 3] moves out[0, 1 (adjacent by 3), 3]" in result
+    assert "paired rotations and scales (halves) of q[0, 1 (adjacent by 3), 3] against k[0, 1, 3]^-1" in result
+    assert not any("general linear of q" in text for text in result)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_grouped_heads_and_rotary_pairs_are_found() -> None:
 def test_a_function_has_these_symmetries_and_no_others(
     fn: Callable[..., Any], shapes: list[tuple[int, ...]], expected: set[str]
 ) -> None:
-    found = found_by(fn, *(torch.randn(shape) for shape in shapes))
-    assert {text for text in found if "general linear" not in text} == expected
+    result = found_by(fn, *(torch.randn(shape) for shape in shapes))
+    assert {text for text in result if "general linear" not in text} == expected
 
 
 def test_a_norm_forgets_scale_and_shift_up_to_its_epsilon() -> None:
     result = probe(F.layer_norm, torch.randn(3, 5, 16), (16,), torch.randn(16), torch.randn(16), eps=1e-3)
-    scale = next(found for found in result.of("input") if found.group is Group.SCALING)
+    scale = next(outcome for outcome in result.of("input") if outcome.group is Group.SCALING)
     assert not scale.exact
     assert 1e-5 < scale.error < 1e-2
-    shift = next(found for found in result.of("input") if found.group is Group.TRANSLATION)
+    shift = next(outcome for outcome in result.of("input") if outcome.group is Group.TRANSLATION)
     assert shift.exact
 
 
@@ -82,7 +82,7 @@ def test_rotations_are_found_where_nothing_larger_is() -> None:
     def unit(x: Tensor) -> Tensor:
         return x / x.norm(dim=-1, keepdim=True)
 
-    kinds = {found.group for found in probe(unit, torch.randn(4, 6, 8)).symmetries}
+    kinds = {result.group for result in probe(unit, torch.randn(4, 6, 8)).symmetries}
     assert Group.ROTATION in kinds
     assert Group.GENERAL_LINEAR not in kinds
 
@@ -95,8 +95,8 @@ def test_an_output_too_coarse_to_tell_proves_nothing() -> None:
 
 
 def test_an_input_of_zeros_is_not_called_symmetric() -> None:
-    found = probe(lambda x, y: torch.sin(x) + torch.sin(y), torch.zeros(4, 5), torch.randn(4, 5)).symmetries
-    assert found == ()
+    result = probe(lambda x, y: torch.sin(x) + torch.sin(y), torch.zeros(4, 5), torch.randn(4, 5)).symmetries
+    assert result == ()
 
 
 def test_two_outputs_move_each_along_its_own_axis() -> None:
@@ -104,7 +104,7 @@ def test_two_outputs_move_each_along_its_own_axis() -> None:
         return q.tanh() @ v, v.sum(0)
 
     result = probe(both, torch.randn(4, 5), torch.randn(5, 6))
-    scaling = next(found for found in result.of("v") if found.group is Group.SCALING)
+    scaling = next(outcome for outcome in result.of("v") if outcome.group is Group.SCALING)
     assert {str(leg) for leg in scaling.legs} == {"v[1]", "out0[1]", "out1[0]"}
 
 
@@ -145,5 +145,5 @@ def test_coordinates_that_a_function_exchanges_are_told_apart(order: list[int]) 
     index = torch.tensor(order)
     for seed in range(8):
         torch.manual_seed(seed)
-        found = found_by(lambda x: x[index], torch.randn(6, 4), names=("x",), seed=seed)
-        assert not any("strided" in each for each in found)
+        result = found_by(lambda x: x[index], torch.randn(6, 4), names=("x",), seed=seed)
+        assert not any("strided" in each for each in result)

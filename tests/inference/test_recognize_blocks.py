@@ -55,8 +55,8 @@ def test_the_function_is_unchanged_by_a_random_group_element(case: Case) -> None
 def test_the_gradient_identities_hold_for_a_random_loss(case: Case) -> None:
     model = case.model()
     case.objective()(model).backward()
-    found = case.known_laws(model).residuals(gradients(model))
-    assert {name: r for name, r in found.items() if not r <= IDENTITY[torch.float64]} == {}
+    result = case.known_laws(model).residuals(gradients(model))
+    assert {name: r for name, r in result.items() if not r <= IDENTITY[torch.float64]} == {}
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -183,10 +183,10 @@ def test_plain_gradient_descent_drifts_by_the_second_order_term_alone() -> None:
     model = case.model()
     laws = case.known_laws(model)
     case.objective()(model).backward()
-    slope = {name: -0.05 * g for name, g in gradients(model).items()}
-    drift = laws.drift({name: -s for name, s in slope.items()})
+    grad = {name: -0.05 * g for name, g in gradients(model).items()}
+    drift = laws.drift({name: -s for name, s in grad.items()})
     for symmetry in laws:
-        second = symmetry.kind.conserved(symmetry.moment_map(Direction(slope), Direction(slope)))
+        second = symmetry.kind.conserved(symmetry.moment_map(Direction(grad), Direction(grad)))
         assert torch.allclose(drift[symmetry.name], second, atol=1e-14)
 
 
@@ -302,6 +302,6 @@ def test_constants_of_a_program_are_brought_to_the_host(monkeypatch: pytest.Monk
     angles = torch.linspace(0, 1, 12).reshape(3, 4)
     model.register_buffer("angles", angles)
     program = capture(lambda: model(torch.ones(3, 4)) * angles.cos(), dict(model.named_parameters()), model)
-    kept = [value.constant for value in program.values if value.constant is not None]
-    assert len(kept) >= 2, "angles and their cosines"
-    assert all(any(constant is one for one in brought) for constant in kept)
+    constants = [value.constant for value in program.values if value.constant is not None]
+    assert len(constants) >= 2, "angles and their cosines"
+    assert all(any(constant is one for one in brought) for constant in constants)

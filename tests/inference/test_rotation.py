@@ -48,8 +48,8 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k = self.turned(self.q(x)), self.turned(self.k(x)) * self.factors
-        slopes = -torch.arange(5.0, dtype=x.dtype)[:, None] * x.new_ones(5)
-        scores = torch.baddbmm(slopes.expand(len(x), 5, 5), q, k.mT) if self.biased else q @ k.mT
+        grads = -torch.arange(5.0, dtype=x.dtype)[:, None] * x.new_ones(5)
+        scores = torch.baddbmm(grads.expand(len(x), 5, 5), q, k.mT) if self.biased else q @ k.mT
         result: Tensor = x + self.o(scores.softmax(-1) @ self.v(x))
         return result
 
@@ -60,14 +60,14 @@ def kinds(laws: LawSet, layer: int) -> set[str]:
 
 
 def test_layers_that_are_alike_are_decided_once(decisions: list[bool]) -> None:
-    found = {}
+    result = {}
     for depth in (1, 5):
         model = blocks.DecoderLM(16, 16, depth, 2, 8, kv_heads=1, max_length=8, positions="rotary-half")
         decisions.clear()
         laws = recognize(model, torch.zeros(2, 8, dtype=torch.long), loss="cross_entropy")
         assert decisions == [True]
-        found[depth] = len([symmetry for symmetry in laws if "query_key" in symmetry.name])
-    assert found[5] == 5 * found[1] > 0
+        result[depth] = len([symmetry for symmetry in laws if "query_key" in symmetry.name])
+    assert result[5] == 5 * result[1] > 0
 
 
 @pytest.mark.parametrize("biased", [False, True])

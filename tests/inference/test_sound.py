@@ -47,8 +47,8 @@ def true_of(model: nn.Module, *args: Any) -> LawSet:
     assert laws.checked.refuted == {}
     if any(symmetry.exact for symmetry in laws):
         assert laws.checked.points == program_check.POINTS
-    found = check(laws, subject(lambda: (model, args, {})))
-    assert dict(found.wrong) == {}
+    result = check(laws, subject(lambda: (model, args, {})))
+    assert dict(result.wrong) == {}
     return laws
 
 
@@ -269,9 +269,9 @@ def test_a_verdict_says_at_how_many_points_it_was_checked() -> None:
 def test_a_refuted_law_is_taken_out_of_a_set_by_name() -> None:
     legs = (Leg(View.of("w", (2, 3))),)
     laws = LawSet(symmetries=(Symmetry(block="", family="made_up", kind=Translation(), legs=legs),))
-    kept = laws.with_check(ProgramCheck(points=3, limit=1e-10, refuted={"made_up": 0.5}))
-    assert not len(kept)
-    assert [item.name for item in kept.dropped] == ["made_up"]
+    remaining = laws.with_check(ProgramCheck(points=3, limit=1e-10, refuted={"made_up": 0.5}))
+    assert not len(remaining)
+    assert [item.name for item in remaining.dropped] == ["made_up"]
 
 
 def test_a_part_of_one_entry_is_that_entry() -> None:
@@ -376,7 +376,7 @@ def test_programs_with_drawn_arguments_get_no_wrong_law() -> None:
 def _sampled(share: int) -> list[Adversary]:
     every = list(models())
     chosen = np.random.default_rng(20261118).permutation(len(every))[: len(every) // share]
-    return [every[place] for place in sorted(chosen)]
+    return [every[index] for index in sorted(chosen)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -399,8 +399,8 @@ def test_a_recursion_that_starts_at_zero_keeps_the_scales_of_what_it_adds(start:
         state = start(x[:, 0] @ p.a)
         for step in range(x.shape[1]):
             state = 0 - (p.w * state + x[:, step] @ p.a)
-        found: Tensor = state.relu() @ p.b
-        return found
+        result: Tensor = state.relu() @ p.b
+        return result
 
     model = Function(forward, w=torch.rand(3), a=torch.randn(4, 3), b=torch.randn(3, 2))
     assert true_of(model, torch.randn(5, 4, 4)).numbers == 3
@@ -720,8 +720,8 @@ def test_laws_do_not_rest_on_what_state_holds_before_the_first_call(name: str) -
     for _ in range(3):
         model.zero_grad()
         model(x).square().sum().backward()
-        slopes = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
-        balance = laws.balance(slopes, dict(model.named_parameters())) if len(laws) else None
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+        balance = laws.balance(grads, dict(model.named_parameters())) if len(laws) else None
         assert balance is None or max(map(float, balance.residuals)) < 1e-3
 
 
@@ -773,8 +773,8 @@ def test_laws_of_a_program_that_reads_whole_numbers_or_draws_its_own_are_assumed
 
 def test_rows_that_a_mask_leaves_out_are_not_called_unused() -> None:
     def forward(p: Any, x: Tensor, mask: Tensor) -> Tensor:
-        kept = x[mask]
-        return (kept @ p.a + p.t[: len(kept)]).relu() @ p.b
+        rows = x[mask]
+        return (rows @ p.a + p.t[: len(rows)]).relu() @ p.b
 
     mask = torch.tensor([True, True, True, False, False])
     laws = recognize(Function(forward, a=draw(4, 3), t=draw(6, 3), b=draw(3, 2)), draw(5, 4), mask)

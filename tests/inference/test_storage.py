@@ -152,12 +152,12 @@ class TestLayout:
     def test_every_slice_of_a_stack_is_one_view(self, order: tuple[str, ...], stored: str) -> None:
         sizes = {"h": 3, "e": 2, "d": 5}
         shape = tuple(sizes[axis] for axis in order)
-        places = np.arange(30).reshape(shape).transpose([order.index(axis) for axis in "hed"])
-        kept = {"as it is": shape, "flat": (30,), "two axes": (shape[0], shape[1] * shape[2])}[stored]
-        for place in places:
-            view = view_of("w", kept, place)
+        indices = np.arange(30).reshape(shape).transpose([order.index(axis) for axis in "hed"])
+        saved = {"as it is": shape, "flat": (30,), "two axes": (shape[0], shape[1] * shape[2])}[stored]
+        for index in indices:
+            view = view_of("w", saved, index)
             assert view is not None
-            assert np.array_equal(view.matrix(torch.arange(30).reshape(kept)).numpy(), place)
+            assert np.array_equal(view.matrix(torch.arange(30).reshape(saved)).numpy(), index)
 
 
 class TestNullSpace:
@@ -167,10 +167,10 @@ class TestNullSpace:
         matrix = torch.randn(n + 40, n - k, generator=generator, dtype=torch.float64) @ torch.randn(
             n - k, n, generator=generator, dtype=torch.float64
         )
-        found = null_space(matrix / (matrix.norm() + 1))
-        assert found.shape == (k, n)
-        assert torch.allclose(found @ found.mT, torch.eye(k, dtype=torch.float64), atol=1e-10)
-        assert float((matrix @ found.mT).abs().max()) < 1e-9 if k else True
+        result = null_space(matrix / (matrix.norm() + 1))
+        assert result.shape == (k, n)
+        assert torch.allclose(result @ result.mT, torch.eye(k, dtype=torch.float64), atol=1e-10)
+        assert float((matrix @ result.mT).abs().max()) < 1e-9 if k else True
 
     def test_a_spectrum_that_fades_out_has_none(self) -> None:
         matrix = torch.diag(10.0 ** torch.linspace(0, -14, 60, dtype=torch.float64))
@@ -183,6 +183,6 @@ class TestNullSpace:
         rows += [np.concatenate((np.zeros(6), np.repeat(b[k], 2), -np.repeat(b[k], 3))) for k in (0, 1)]
         null = np.array(rows)
         mixed = np.random.default_rng(0).standard_normal((4, 4)) @ null
-        found = sparse_basis(mixed)
+        result = sparse_basis(mixed)
         expected = {tuple(row) for row in null}
-        assert {tuple(row) for row in found} | {tuple(-row) for row in found} >= expected
+        assert {tuple(row) for row in result} | {tuple(-row) for row in result} >= expected

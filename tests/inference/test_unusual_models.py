@@ -292,12 +292,12 @@ def test_a_hook_on_a_gradient_hides_no_law_and_one_that_changes_it_is_seen(place
             self.first, self.second = nn.Linear(3, 8, bias=False), nn.Linear(8, 2, bias=False)
             self.factor = factor
             if place == "parameter":
-                self.first.weight.register_hook(lambda slope: self.factor * slope)
+                self.first.weight.register_hook(lambda grad: self.factor * grad)
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.first(x).relu()
             if place == "value" and y.requires_grad:
-                y.register_hook(lambda slope: self.factor * slope)
+                y.register_hook(lambda grad: self.factor * grad)
             return self.second(y)
 
     for factor, status in ((1.0, Status.VERIFIED), (0.5, Status.REFUTED)):

@@ -28,9 +28,9 @@ TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, 
 def test_layouts_are_those_of_tensors_with_data(one: str, other: str) -> None:
     a, b = SHAPES[one](torch.randn(2, 3, 4)), SHAPES[other](torch.randn(2, 3, 4))
     for operation in (torch.mul, torch.add):
-        expected, found = operation(a, b), operation(*_without_data(a, b))
-        assert found.device.type == "meta"
-        assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        expected, result = operation(a, b), operation(*_without_data(a, b))
+        assert result.device.type == "meta"
+        assert (result.shape, result.stride(), result.dtype) == (expected.shape, expected.stride(), expected.dtype)
 
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(TYPES, TYPES)], ids=str)

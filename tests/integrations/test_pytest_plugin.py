@@ -74,10 +74,10 @@ for option in {options!r}:
 
 @pytest.mark.slow
 def test_the_marker_fails_the_test_whose_backward_is_wrong_and_the_option_all_of_them(tmp_path: Path) -> None:
-    said, for_all = pytest_on(tmp_path, "--strict-markers", "--conserved")
-    assert "1 failed, 3 passed" in said
-    assert "FAILED test_models.py::test_wrong" in said
-    assert "A backward pass of Net is wrong" in said
+    text, for_all = pytest_on(tmp_path, "--strict-markers", "--conserved")
+    assert "1 failed, 3 passed" in text
+    assert "FAILED test_models.py::test_wrong" in text
+    assert "A backward pass of Net is wrong" in text
     assert "2 failed, 2 passed" in for_all
     assert "FAILED test_models.py::test_unmarked" in for_all
 
@@ -92,7 +92,7 @@ class Net(nn.Module):
 
 
 def test_gradients_accumulate_as_without_it_and_steps_between_do_no_harm() -> None:
-    found: list[list[Tensor]] = []
+    result: list[list[Tensor]] = []
     for watch in (False, True):
         torch.manual_seed(0)
         model, audits = Net(), BackwardAudits()
@@ -106,8 +106,8 @@ def test_gradients_accumulate_as_without_it_and_steps_between_do_no_harm() -> No
             audits.__exit__()
             assert len(audits.audits) == 3
             assert all(audit.ok for audit in audits.audits)
-        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    for with_audits, without in zip(*found, strict=True):
+        result.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    for with_audits, without in zip(*result, strict=True):
         torch.testing.assert_close(with_audits, without)
 
 

@@ -82,14 +82,14 @@ def test_laws_from_before_the_tie_are_neither_verified_nor_audited() -> None:
     assert verdict.status is Status.INCONCLUSIVE
     assert "shares memory" in verdict.message
     model(x).square().mean().backward()
-    found = audit(model, laws)
-    assert not found.ok
-    assert not found.rows
-    assert "shares memory" in found.summary()
+    result = audit(model, laws)
+    assert not result.ok
+    assert not result.rows
+    assert "shares memory" in result.summary()
     # Inferred now, the two output maps have a law of their own, and the tied ones have none.
-    found = audit(model)
-    assert [row.parameters for row in found.rows] == [("0.down.weight", "1.down.weight")]
-    assert "shares memory" in found.summary()
+    result = audit(model)
+    assert [row.parameters for row in result.rows] == [("0.down.weight", "1.down.weight")]
+    assert "shares memory" in result.summary()
 
 
 def test_counting_and_proving_take_weights_tied_through_data_for_one_parameter() -> None:

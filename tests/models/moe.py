@@ -80,8 +80,8 @@ class GroupedMoE(nn.Module):
         probabilities = F.softmax(self.router(x), dim=-1)
         gate, chosen = probabilities.max(dim=-1)
         one_hot = F.one_hot(chosen, self.experts)
-        place = (one_hot.cumsum(0) * one_hot).sum(-1) - 1
-        slot = chosen * n + place
+        index = (one_hot.cumsum(0) * one_hot).sum(-1) - 1
+        slot = chosen * n + index
         buffers = torch.zeros(self.experts * n, d, dtype=x.dtype).index_copy(0, slot, x).view(self.experts, n, d)
         h = torch.relu(torch.bmm(buffers, self.up) + self.up_bias)
         out = torch.bmm(h, self.down).reshape(self.experts * n, d)[slot]

@@ -82,9 +82,9 @@ def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> FormValues:
 
 
 def placed(tensors: list[Tensor]) -> PlainTensors:
-    found = PlainTensors.of(tensors)
-    assert found is not None
-    return found
+    result = PlainTensors.of(tensors)
+    assert result is not None
+    return result
 
 
 CASES = {
@@ -102,11 +102,11 @@ def test_a_program_gives_what_its_matrices_give(case: tuple[str, str, str], kern
     layout, sets, seen = drawn(view, (dtype, dtype))
     assert triton_backend.takes(kind.products, layout, view.n)
     pairs, constants = ((0, 0), (0, 1), (1, 1)), (1.0, 0.0)
-    found, squares = run(ProgramLeg(kind.products, degree, layout, pairs, (dtype, dtype), wanted), sets)
+    result, squares = run(ProgramLeg(kind.products, degree, layout, pairs, (dtype, dtype), wanted), sets)
     assert (squares is not None) == wanted.sizes
     for entry, matrices in enumerate(seen):
         expected, spread = forms(TORCH, kind.products, degree, matrices, pairs, constants, torch.float64, wanted)
-        torch.testing.assert_close(found[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(result[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
         if squares is not None and spread is not None:
             torch.testing.assert_close(squares[:, entry].double(), spread, rtol=2e-6, atol=0)
     assert kernels
@@ -150,16 +150,16 @@ def text_loss(model: nn.Module) -> Tensor:
     return F.cross_entropy(model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
 
 
-def identities(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool = True) -> Moments:
+def identities(plan: Plan, theta: Tensors, grads: Tensors, *, together: bool = True) -> Moments:
     plan = plan if together else replace(plan, kernels=False)
-    return plan.evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True)
+    return plan.evaluate([Point(theta), Direction(grads)], [(0, 1)], sizes=True)
 
 
-def in_order(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool) -> Tensor:
-    places, tables = identities(plan, theta, slopes, together=together).sizes()
-    found = torch.empty(len(places), 2, dtype=torch.float64)
-    found[places] = torch.cat([table.double() for table in tables])
-    return found
+def in_order(plan: Plan, theta: Tensors, grads: Tensors, *, together: bool) -> Tensor:
+    indices, tables = identities(plan, theta, grads, together=together).sizes()
+    result = torch.empty(len(indices), 2, dtype=torch.float64)
+    result[indices] = torch.cat([table.double() for table in tables])
+    return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -170,32 +170,32 @@ def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: t
     text_loss(model).backward()
     plan = recognize(model, loss="cross_entropy").plan
     theta = {key: p.detach() for key, p in model.named_parameters()}
-    slopes = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
-    together = in_order(plan, theta, slopes, together=True)
+    grads = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
+    together = in_order(plan, theta, grads, together=True)
     assert {"placed_sums", "outer_products"} == set(kernels)
     launches = len(kernels)
-    torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(together, in_order(plan, theta, grads, together=False), rtol=1e-5, atol=1e-9)
     assert len(kernels) == launches < 80, "launches do not grow with the layers"
 
 
-def _replaced(slopes: dict[str, Tensor], name: str) -> None:
-    slopes[name] = 2 * slopes[name]
+def _replaced(grads: dict[str, Tensor], name: str) -> None:
+    grads[name] = 2 * grads[name]
 
 
-def _turned(slopes: dict[str, Tensor], name: str) -> None:
-    slopes[name] = slopes[name].T.contiguous().T
+def _turned(grads: dict[str, Tensor], name: str) -> None:
+    grads[name] = grads[name].T.contiguous().T
 
 
-def _coarse(slopes: dict[str, Tensor], name: str) -> None:
-    slopes[name] = slopes[name].bfloat16()
+def _coarse(grads: dict[str, Tensor], name: str) -> None:
+    grads[name] = grads[name].bfloat16()
 
 
-def _fine(slopes: dict[str, Tensor], name: str) -> None:
-    slopes[name] = slopes[name].double()
+def _fine(grads: dict[str, Tensor], name: str) -> None:
+    grads[name] = grads[name].double()
 
 
-def _off(slopes: dict[str, Tensor], name: str) -> None:
-    slopes[name] = torch.cat((slopes[name].new_zeros(1), slopes[name].flatten()))[1:].view_as(slopes[name])
+def _off(grads: dict[str, Tensor], name: str) -> None:
+    grads[name] = torch.cat((grads[name].new_zeros(1), grads[name].flatten()))[1:].view_as(grads[name])
 
 
 CHANGED = {
@@ -224,31 +224,31 @@ def test_what_is_kept_of_a_plan_is_not_used_for_tensors_that_changed(
     text_loss(model).backward()
     plan = recognize(model, loss="cross_entropy").plan
     theta = {key: p.detach().clone() for key, p in model.named_parameters()}
-    slopes = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
+    grads = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
     assert name in plan.needs
     for _ in range(2):
-        in_order(plan, theta, slopes, together=True)
+        in_order(plan, theta, grads, together=True)
     assert kernels
-    CHANGED[change](theta if which == "parameter" else slopes, name)
+    CHANGED[change](theta if which == "parameter" else grads, name)
     for _ in range(2):
-        together = in_order(plan, theta, slopes, together=True)
-        torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-8)
+        together = in_order(plan, theta, grads, together=True)
+        torch.testing.assert_close(together, in_order(plan, theta, grads, together=False), rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("some", [[], [0], [1, 0, 1]], ids=str)
 def test_plain_tensors_are_told_from_others(some: list[int]) -> None:
     tensors = [torch.randn(2, 3), nn.Parameter(torch.randn(3).bfloat16())]
-    chosen = [tensors[place] for place in some]
-    found = PlainTensors.of(chosen)
+    chosen = [tensors[index] for index in some]
+    result = PlainTensors.of(chosen)
     if not chosen:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert found.types == tuple(tensor.dtype for tensor in chosen)
-    assert found.addresses.tolist() == [tensor.data_ptr() for tensor in chosen]
-    assert found.aligned == (not any(tensor.data_ptr() % 16 for tensor in chosen))
-    last = found.some(np.array([len(chosen) - 1]))
+    assert result is not None
+    assert result.types == tuple(tensor.dtype for tensor in chosen)
+    assert result.addresses.tolist() == [tensor.data_ptr() for tensor in chosen]
+    assert result.aligned == (not any(tensor.data_ptr() % 16 for tensor in chosen))
+    last = result.some(np.array([len(chosen) - 1]))
     assert (last.types, last.addresses.tolist()) == ((chosen[-1].dtype,), [chosen[-1].data_ptr()])
     others = {
         "transposed": torch.randn(2, 3).T,
@@ -277,8 +277,8 @@ def test_laws_of_all_layers_together_are_those_of_each(case: tuple[str, torch.dt
             plan.evaluate([Point(theta)], pairs).values() for plan in (laws.plan, replace(laws.plan, kernels=False))
         )
         assert kernels
-        for found, expected in zip(together, apart, strict=True):
-            assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        for result, expected in zip(together, apart, strict=True):
+            assert torch.allclose(result, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_laws_that_gradients_are_followed_through_are_read_by_pytorch(kernels: list[str]) -> None:
@@ -308,10 +308,10 @@ def test_a_tensor_that_is_not_contiguous_is_read_another_way(kernels: list[str])
     text_loss(model).backward()
     plan = recognize(model, loss="cross_entropy").plan
     theta = {key: p.detach() for key, p in model.named_parameters()}
-    slopes = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-    strange = {key: value.t().contiguous().t() if value.ndim == 2 else value for key, value in slopes.items()}
-    found = in_order(plan, theta, strange, together=True)
-    torch.testing.assert_close(found, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-7)
+    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    strange = {key: value.t().contiguous().t() if value.ndim == 2 else value for key, value in grads.items()}
+    result = in_order(plan, theta, strange, together=True)
+    torch.testing.assert_close(result, in_order(plan, theta, grads, together=False), rtol=1e-5, atol=1e-7)
 
 
 OPTIMIZERS = {
@@ -361,9 +361,9 @@ def test_reading_rows_brings_the_norms_of_gradients_and_parameters_along(kernels
     model = MODELS["grouped rotary decoder"]()
     text_loss(model).backward()
     theta = {key: p.detach() for key, p in model.named_parameters()}
-    slopes = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-    found = identities(recognize(model, loss="cross_entropy").plan, theta, slopes)
-    for tensors, norms in ((slopes, found.norms), (theta, found.lengths)):
+    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    result = identities(recognize(model, loss="cross_entropy").plan, theta, grads)
+    for tensors, norms in ((grads, result.norms), (theta, result.lengths)):
         assert norms is not None
         expected = torch.stack([tensors[name].norm() for name in norms.names])
         torch.testing.assert_close(norms.values.float(), expected)
@@ -386,10 +386,10 @@ def test_factors_of_any_number_and_types_are_told_apart(
     view, products = VIEWS["rows of a head"], KINDS[code].products
     layout, sets, seen = drawn(view, dtypes)
     wanted, pairs = WantedNumbers(law=law), ((0, 0), (0, 1), (1, 2), (len(dtypes) - 1, 0), (2, 2))
-    found, _ = run(ProgramLeg(products, -1, layout, pairs, dtypes, wanted), sets)
+    result, _ = run(ProgramLeg(products, -1, layout, pairs, dtypes, wanted), sets)
     for number, matrices in enumerate(seen):
         expected, _ = forms(TORCH, products, -1, matrices, pairs, (0.0,) * len(dtypes), torch.float64, wanted)
-        torch.testing.assert_close(found[:, number].double(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result[:, number].double(), expected, rtol=1e-5, atol=1e-5)
     if law and len(dtypes) < 5 and code != "general_linear":
         assert kernels == ["row_sums"]
 
@@ -483,13 +483,13 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
     plan = Plan.of(LAWS[name])
     generator = torch.Generator().manual_seed(0)
     shapes = {leg.view.parameter: leg.view.shape for law in LAWS[name] for leg in law.legs}
-    theta, slopes = ({key: torch.randn(s, generator=generator) for key, s in shapes.items()} for _ in range(2))
-    found = identities(plan, theta, slopes).rows
-    assert found is not None
-    assert set(found.indices) == set(range(len(LAWS[name])))
-    together, one_by_one = (in_order(plan, theta, slopes, together=way) for way in (True, False))
+    theta, grads = ({key: torch.randn(s, generator=generator) for key, s in shapes.items()} for _ in range(2))
+    result = identities(plan, theta, grads).rows
+    assert result is not None
+    assert set(result.indices) == set(range(len(LAWS[name])))
+    together, one_by_one = (in_order(plan, theta, grads, together=way) for way in (True, False))
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
-    for tensors, norms in ((slopes, found.norms), (theta, found.lengths)):
+    for tensors, norms in ((grads, result.norms), (theta, result.lengths)):
         torch.testing.assert_close(norms.values.float(), torch.stack([tensors[key].norm() for key in norms.names]))
 
 
@@ -527,11 +527,11 @@ def test_compiled_for_a_gpu_neighbours_are_fetched_sixteen_bytes_at_a_time() -> 
 def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str]) -> None:
     rows, everything = LAWS["rows and everything"]
     shapes = {"w": (16, 24), "g": (16,), "v": (8, 3)}
-    theta, slopes = ({key: torch.randn(shape) for key, shape in shapes.items()} for _ in range(2))
+    theta, grads = ({key: torch.randn(shape) for key, shape in shapes.items()} for _ in range(2))
 
     def programs(*laws: Symmetry) -> int:
         plan = Plan.of(laws)
-        assert identities(plan, theta, slopes).rows is not None
+        assert identities(plan, theta, grads).rows is not None
         (program,) = plan.row_identities.programs.values()
         return sum(len(launch.fields) for launch in program.launches)
 

@@ -100,10 +100,10 @@ def drawn(draw: st.DrawFn) -> Drawn:
 def sources_of(symmetries: Sequence[Symmetry], seed: int, dtype: torch.dtype) -> tuple[Point, Direction]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {leg.view.parameter: leg.view.shape for symmetry in symmetries for leg in symmetry.legs}
-    theta, slopes = (
+    theta, grads = (
         {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()} for _ in range(2)
     )
-    return Point(theta), Direction(slopes)
+    return Point(theta), Direction(grads)
 
 
 def slowly(symmetry: Symmetry, sources: tuple[Point, Direction], i: int, j: int) -> Tensor:
@@ -115,8 +115,8 @@ def slowly(symmetry: Symmetry, sources: tuple[Point, Direction], i: int, j: int)
         ]
         for k in (i, j)
     )
-    found = BY_CODE[symmetry.kind.code](symmetry.degrees, a, b)
-    return torch.zeros_like(found) if symmetry.kind.linear and i == 1 else found
+    result = BY_CODE[symmetry.kind.code](symmetry.degrees, a, b)
+    return torch.zeros_like(result) if symmetry.kind.linear and i == 1 else result
 
 
 Way = Callable[..., Moments]
@@ -157,15 +157,15 @@ def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
             close(symmetric.double(), symmetry.kind.products.polar(symmetry.kind.conserved(expected)))
     absolute = Point({name: tensor.abs() for name, tensor in sources[0].tensors.items()})
     plain = all(leg.view.offset == 0 for one in symmetries for leg in one.legs)
-    places, tables = sizes.sizes()
-    norms = dict(zip(places, torch.cat([table.double() for table in tables])[:, 0].tolist(), strict=True))
-    for place, symmetry in enumerate(symmetries):
+    indices, tables = sizes.sizes()
+    norms = dict(zip(indices, torch.cat([table.double() for table in tables])[:, 0].tolist(), strict=True))
+    for index, symmetry in enumerate(symmetries):
         size = float(slowly(symmetry, sources, 0, 1).norm())
-        assert norms[place] == pytest.approx(size, rel=AGREE[dtype], abs=AGREE[dtype])
+        assert norms[index] == pytest.approx(size, rel=AGREE[dtype], abs=AGREE[dtype])
         if plain:
             positive = replace(symmetry, legs=tuple(Leg(leg.view, abs(leg.degree)) for leg in symmetry.legs))
             expected = symmetry.kind.conserved(slowly(positive, (absolute, sources[1]), 0, 0))
-            close(bounds[place].double(), expected)
+            close(bounds[index].double(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

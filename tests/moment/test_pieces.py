@@ -27,7 +27,7 @@ def places(axes: Axes) -> list[int]:
 
 def entries(layout: Layout) -> list[list[int]]:
     """Of every member of the batch, in order, where its entries lie."""
-    members = [layout.offset + place for place in places(layout.batch)]
+    members = [layout.offset + index for index in places(layout.batch)]
     inner = [a + b for a, b in itertools.product(places(layout.rows), places(layout.columns))]
     return [[begin + one for one in inner] for begin in members]
 
@@ -35,23 +35,23 @@ def entries(layout: Layout) -> list[list[int]]:
 @pytest.mark.parametrize("size", [1, 7, 96, 1024, 3 * 4096, 50_257 * 2])
 def test_folded_rows_have_the_same_entries_in_the_same_order(size: int) -> None:
     layout = Layout(5, ((1, 0), (2, size)), ((1, 0), (size, 1)), ((1, 0), (1, 0)))
-    found = layout.folded(1024)
-    assert entries(found) == entries(layout)
-    assert found.count("columns") == max(power for power in (2**k for k in range(11)) if size % power == 0)
+    result = layout.folded(1024)
+    assert entries(result) == entries(layout)
+    assert result.count("columns") == max(power for power in (2**k for k in range(11)) if size % power == 0)
 
 
 @pytest.mark.parametrize("columns", [0, 3, 512, 513, 1024, 1536, 3000, 50_257])
 @pytest.mark.parametrize("batch", [((1, 0), (1, 0)), ((1, 0), (3, 7)), ((2, 11), (3, 7))])
 def test_pieces_have_the_same_entries(columns: int, batch: Axes) -> None:
     layout = Layout(2, batch, ((1, 0), (4, 1)), ((1, 0), (columns, 40)))
-    found, pieces = layout.in_pieces(512)
-    assert found.count("batch") == pieces * layout.count("batch")
-    members = entries(found)
+    result, pieces = layout.in_pieces(512)
+    assert result.count("batch") == pieces * layout.count("batch")
+    members = entries(result)
     together = [sorted(itertools.chain(*members[i : i + pieces])) for i in range(0, len(members), pieces)]
     assert together == [sorted(entry) for entry in entries(layout)]
-    assert found.count("columns") <= 512 or batch[0][0] > 1 or columns in (513, 50_257)
+    assert result.count("columns") <= 512 or batch[0][0] > 1 or columns in (513, 50_257)
     if columns == 3000 and batch[0][0] == 1:
-        assert found.count("columns") == 500
+        assert result.count("columns") == 500
 
 
 def _program(leg: ProgramLeg, tensors: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor | None]:
@@ -97,7 +97,7 @@ def test_totals_of_rows(
     monkeypatch.setattr(triton_backend, "available", lambda device: True)
     leg = torch.randn(shape[0], shape[2], shape[1]).mT if turned else torch.randn(shape)
     leg = (leg * (1e-30 if dtype == torch.float32 else 1.0)).to(dtype)
-    found = triton_backend.row_totals(leg)
-    assert found is not None
-    torch.testing.assert_close(found[0], leg.double().sum(-1), rtol=1e-12, atol=1e-42)
-    torch.testing.assert_close(found[1], leg.double().square().sum((-2, -1)), rtol=1e-12, atol=0.0)
+    result = triton_backend.row_totals(leg)
+    assert result is not None
+    torch.testing.assert_close(result[0], leg.double().sum(-1), rtol=1e-12, atol=1e-42)
+    torch.testing.assert_close(result[1], leg.double().square().sum((-2, -1)), rtol=1e-12, atol=0.0)

@@ -30,8 +30,8 @@ def averages(first: torch.dtype, second: torch.dtype) -> tuple[list[Tensor], lis
 @pytest.mark.parametrize("second", [torch.float32, torch.float16])
 def test_quotients_are_those_of_pytorch(first: torch.dtype, second: torch.dtype) -> None:
     tops, squares = averages(first, second)
-    found = root_quotients(tops, squares, 1e-8)
-    for top, square, one in zip(tops, squares, found, strict=True):
+    result = root_quotients(tops, squares, 1e-8)
+    for top, square, one in zip(tops, squares, result, strict=True):
         assert one.shape == top.shape
         torch.testing.assert_close(one, top.float() / (square.float().sqrt() + 1e-8), rtol=2.5e-7, atol=0.0)
 

@@ -80,8 +80,8 @@ class TestBalls:
         x = np.array([1.0, -2.0, 0.5])
         logits = np.outer(x, x) * 0.5
         weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        found = scalar_attention([Fraction(1), Fraction(-2), Fraction(1, 2)], Fraction(1, 2), 3)
-        for exact, plain in zip(found, weights @ x * 3, strict=True):
+        result = scalar_attention([Fraction(1), Fraction(-2), Fraction(1, 2)], Fraction(1, 2), 3)
+        for exact, plain in zip(result, weights @ x * 3, strict=True):
             assert float(exact.mid()) == pytest.approx(plain, rel=1e-12)
 
     def test_fractions_are_exact(self) -> None:

@@ -47,8 +47,8 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
 def kept() -> dict[str, Any]:
     """The record as it lies in the package."""
     path = ROOT / "papers" / "src" / "conserved_papers" / "claims" / "recorded.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
 def reproduces(code: str) -> str:
@@ -132,8 +132,8 @@ class TestTheLedger:
 
     def test_no_two_claims_say_the_same(self) -> None:
         for field in ("statement", "title"):
-            said = [getattr(claim, field) for claim in claims()]
-            assert len(set(said)) == len(said)
+            text = [getattr(claim, field) for claim in claims()]
+            assert len(set(text)) == len(text)
 
     def test_what_replaces_a_refuted_claim_is_a_claim_that_holds(self) -> None:
         recorded, codes = registry.recorded(), {claim.code: claim for claim in claims()}
@@ -311,7 +311,7 @@ class TestPages:
         assert len(set(blocks)) == len(blocks)
 
     def test_the_appendix_has_every_row_of_the_list_of_statements(self) -> None:
-        rows = sum(text.count("\n| ") for place, text in appendix_pages() if place.endswith("-lines.md"))
+        rows = sum(text.count("\n| ") for index, text in appendix_pages() if index.endswith("-lines.md"))
         heads = sum(len(line_parts(document)) for document in passages.DOCUMENTS)
         assert rows == len(passages.sentences()) + heads
 
@@ -403,24 +403,24 @@ class TestJudging:
 
     def test_an_answer_needs_support(self) -> None:
         proof = Evidence(what="argument", proof=True)
-        found = judging.answer("Yes.", judging.confirm("So it is.", proof, scope="at d = 1"))
-        assert (found.status, "Proved (at d = 1)" in found.message) == (Status.ANSWERED, True)
+        result = judging.answer("Yes.", judging.confirm("So it is.", proof, scope="at d = 1"))
+        assert (result.status, "Proved (at d = 1)" in result.message) == (Status.ANSWERED, True)
         assert judging.answer("Yes.", judging.refute("It is not.", proof)) == Verdict.REFUTED
 
     def test_an_answer_keeps_the_case_of_formulas(self) -> None:
         proof = Evidence(what="argument", proof=True)
-        found = judging.answer("Yes.", judging.confirm("E‖A‖ is.", proof, scope="at L = 2, 4, 8"))
-        assert found.message == "Yes. Proved (at L = 2, 4, 8): E‖A‖ is."
+        result = judging.answer("Yes.", judging.confirm("E‖A‖ is.", proof, scope="at L = 2, 4, 8"))
+        assert result.message == "Yes. Proved (at L = 2, 4, 8): E‖A‖ is."
 
     def test_a_step_that_fails_breaks_the_argument(self) -> None:
         assert judging.by_steps("", "", ("one", True), ("two", True)) == Verdict.PROVED
         assert judging.by_steps("", "", ("one", True), ("two", False)) == Verdict.REFUTED
 
     def test_a_step_in_words_makes_an_argument_and_not_a_proof(self) -> None:
-        found = judging.by_steps("", "", ("one", True), judging.InWords("two"))
-        assert (found.status, found.scope) == (Status.VERIFIED, "argued, all sizes")
+        result = judging.by_steps("", "", ("one", True), judging.InWords("two"))
+        assert (result.status, result.scope) == (Status.VERIFIED, "argued, all sizes")
         assert judging.by_steps("", "", ("one", False), judging.InWords("two")) == Verdict.REFUTED
-        both = judging.together(judging.by_steps("", "", ("one", True)), found)
+        both = judging.together(judging.by_steps("", "", ("one", True)), result)
         assert both.scope.startswith("argued")
 
 

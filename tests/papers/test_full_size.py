@@ -22,9 +22,9 @@ def record() -> Path:
 def test_the_summary_in_the_package_is_that_of_the_stored_runs() -> None:
     packed = record().with_suffix(".trajectories.json.gz").read_bytes()
     runs = [LongRun.of(run) for run in json.loads(gzip.decompress(packed))]
-    found = full_size.summary_of(runs, json.loads(record().read_text())["fields"])
-    assert set(found) == set(full_size.stored()) == {"cifar", "imagenet", "penn", "wikitext"}
-    for recipe, run in found.items():
+    result = full_size.summary_of(runs, json.loads(record().read_text())["fields"])
+    assert set(result) == set(full_size.stored()) == {"cifar", "imagenet", "penn", "wikitext"}
+    for recipe, run in result.items():
         stored = full_size.stored()[recipe]
         assert {key: run[key] for key in ("steps", "planned")} == {key: stored[key] for key in ("steps", "planned")}
         assert run.get("fields", {}) == pytest.approx(stored.get("fields", {}), rel=1e-5)

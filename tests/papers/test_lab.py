@@ -28,10 +28,10 @@ def test_points_that_are_not_positive_are_left_out_of_a_fit() -> None:
 
 def test_an_interval_is_students() -> None:
     # 1, 2, 3: mean 2, standard error 1/√3, t(2) = 4.3027.
-    found = interval([1.0, 2.0, 3.0])
-    assert found.value == pytest.approx(2)
-    assert found.low == pytest.approx(2 - 4.3026527 / math.sqrt(3))
-    assert found.high == pytest.approx(2 + 4.3026527 / math.sqrt(3))
+    result = interval([1.0, 2.0, 3.0])
+    assert result.value == pytest.approx(2)
+    assert result.low == pytest.approx(2 - 4.3026527 / math.sqrt(3))
+    assert result.high == pytest.approx(2 + 4.3026527 / math.sqrt(3))
 
 
 def test_one_value_has_no_interval_and_none_no_mean() -> None:

@@ -24,10 +24,10 @@ def idx(shape: tuple[int, ...], entries: bytes) -> bytes:
 
 def fashion(folder: Path, *, compressed: bool = True, count: int = 6) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    pixels = bytes((place * 7) % 256 for place in range(count * 28 * 28))
+    pixels = bytes((index * 7) % 256 for index in range(count * 28 * 28))
     for stem, content in (
         ("train-images-idx3-ubyte", idx((count, 28, 28), pixels)),
-        ("train-labels-idx1-ubyte", idx((count,), bytes(place % 10 for place in range(count)))),
+        ("train-labels-idx1-ubyte", idx((count,), bytes(index % 10 for index in range(count)))),
     ):
         name = f"{stem}.gz" if compressed else stem
         (folder / name).write_bytes(gzip.compress(content) if compressed else content)
@@ -37,7 +37,7 @@ def fashion(folder: Path, *, compressed: bool = True, count: int = 6) -> Path:
 def cifar(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for number in range(5):
-        records = [bytes([number]) + bytes((number + place) % 256 for place in range(3072)) for _ in range(2)]
+        records = [bytes([number]) + bytes((number + index) % 256 for index in range(3072)) for _ in range(2)]
         (folder / f"data_batch_{number + 1}.bin").write_bytes(b"".join(records))
     return folder
 
@@ -53,53 +53,53 @@ def photographs(folder: Path) -> Path:
 
 @pytest.mark.parametrize("compressed", [True, False], ids=["gz", "plain"])
 def test_fashion_mnist_is_read_pixel_by_pixel(tmp_path: Path, compressed: bool) -> None:
-    found = open_images(str(fashion(tmp_path, compressed=compressed)), size=28, limit=6)
-    assert found.pixels.shape == (6, 1, 28, 28)
-    assert found.pixels.flatten().tolist() == [(place * 7) % 256 for place in range(6 * 28 * 28)]
-    assert found.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    result = open_images(str(fashion(tmp_path, compressed=compressed)), size=28, limit=6)
+    assert result.pixels.shape == (6, 1, 28, 28)
+    assert result.pixels.flatten().tolist() == [(index * 7) % 256 for index in range(6 * 28 * 28)]
+    assert result.labels.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("inner", ["", "cifar-10-batches-bin"], ids=["the folder", "its parent"])
 def test_cifar_is_read_plane_by_plane(tmp_path: Path, inner: str) -> None:
     cifar(tmp_path / "data" / inner)
-    found = open_images(str(tmp_path / "data"), size=32, limit=10)
-    assert found.pixels.shape == (10, 3, 32, 32)
-    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    result = open_images(str(tmp_path / "data"), size=32, limit=10)
+    assert result.pixels.shape == (10, 3, 32, 32)
+    assert result.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     # Batch 3 counts up from 2 through red, then green, then blue.
-    assert found.pixels[4, 1, 0, 0] == (2 + 1024) % 256
-    assert found.pixels[4, 0, 0, 5] == 7
+    assert result.pixels[4, 1, 0, 0] == (2 + 1024) % 256
+    assert result.pixels[4, 0, 0, 5] == 7
 
 
 def test_folders_of_photographs_have_a_class_each(tmp_path: Path) -> None:
-    found = open_images(str(photographs(tmp_path / "train").parent), size=24, limit=4)
-    assert found.pixels.shape == (4, 3, 24, 24)
-    assert sorted(found.labels.tolist()) == [0, 0, 1, 1]
-    for picture, label in zip(found.pixels, found.labels, strict=True):
+    result = open_images(str(photographs(tmp_path / "train").parent), size=24, limit=4)
+    assert result.pixels.shape == (4, 3, 24, 24)
+    assert sorted(result.labels.tolist()) == [0, 0, 1, 1]
+    for picture, label in zip(result.pixels, result.labels, strict=True):
         strongest = picture.float().mean((1, 2)).argmax()
         assert strongest == (0 if label == 0 else 2)
 
 
 def test_penn_treebank_has_an_end_for_every_line(tmp_path: Path) -> None:
     (tmp_path / "ptb.train.txt").write_text(" no it was n't black monday \n but no <unk> was \n")
-    found = open_text(str(tmp_path), vocabulary=10_000)
-    assert len(found.tokens) == 6 + 1 + 4 + 1
+    result = open_text(str(tmp_path), vocabulary=10_000)
+    assert len(result.tokens) == 6 + 1 + 4 + 1
     # "no", "was" and the end of line are the most frequent, in the order they come.
-    assert found.tokens.tolist()[:3] == [0, 3, 1]
-    assert found.tokens[6] == found.tokens[-1] == 2
+    assert result.tokens.tolist()[:3] == [0, 3, 1]
+    assert result.tokens[6] == result.tokens[-1] == 2
 
 
 def test_wikitext_is_found_in_the_folder_its_archive_unpacks_to(tmp_path: Path) -> None:
     (tmp_path / "wikitext-103").mkdir()
     (tmp_path / "wikitext-103" / "wiki.train.tokens").write_text(" \n = Valkyria = \n a b a \n")
-    found = open_text(str(tmp_path), vocabulary=50)
-    assert found.name == "WikiText-103"
-    assert len(found.tokens) == 4 + 4
+    result = open_text(str(tmp_path), vocabulary=50)
+    assert result.name == "WikiText-103"
+    assert len(result.tokens) == 4 + 4
 
 
 def test_words_beyond_the_vocabulary_are_one_token(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("a a a a b b b c c d e")
-    found = open_text(str(tmp_path / "book.txt"), vocabulary=3)
-    assert found.tokens.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    result = open_text(str(tmp_path / "book.txt"), vocabulary=3)
+    assert result.tokens.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
 
 
 def test_a_vocabulary_of_256_means_bytes(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_a_vocabulary_of_256_means_bytes(tmp_path: Path) -> None:
 
 
 def test_targets_are_the_tokens_after_the_inputs() -> None:
-    found = standard_library(4096).examples(3, length=16, seed=1)
+    result = standard_library(4096).examples(3, length=16, seed=1)
     again, other = (standard_library(4096).examples(3, length=16, seed=seed) for seed in (1, 2))
-    assert torch.equal(found.inputs[:, 1:], found.targets[:, :-1])
-    assert torch.equal(found.inputs, again.inputs)
-    assert not torch.equal(found.inputs, other.inputs)
+    assert torch.equal(result.inputs[:, 1:], result.targets[:, :-1])
+    assert torch.equal(result.inputs, again.inputs)
+    assert not torch.equal(result.inputs, other.inputs)
 
 
 def test_the_corpus_is_the_interpreters_own_text() -> None:
@@ -122,18 +122,18 @@ def test_the_corpus_is_the_interpreters_own_text() -> None:
 
 
 def test_digits_fill_the_range_of_bytes() -> None:
-    found = digits()
-    assert found.pixels.shape == (1797, 1, 8, 8)
-    assert (int(found.pixels.min()), int(found.pixels.max())) == (0, 255)
-    assert sorted(set(found.labels.tolist())) == list(range(10))
+    result = digits()
+    assert result.pixels.shape == (1797, 1, 8, 8)
+    assert (int(result.pixels.min()), int(result.pixels.max())) == (0, 255)
+    assert sorted(set(result.labels.tolist())) == list(range(10))
 
 
 def test_images_are_resized_coloured_and_standardised(tmp_path: Path) -> None:
-    found = open_images(str(fashion(tmp_path)), size=28, limit=6).examples(4, size=16, channels=3, classes=10)
-    assert found.inputs.shape == (4, 3, 16, 16)
-    assert torch.equal(found.inputs[:, 0], found.inputs[:, 2])
-    assert float(found.inputs.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(found.inputs.std()) == pytest.approx(1, abs=1e-6)
+    result = open_images(str(fashion(tmp_path)), size=28, limit=6).examples(4, size=16, channels=3, classes=10)
+    assert result.inputs.shape == (4, 3, 16, 16)
+    assert torch.equal(result.inputs[:, 0], result.inputs[:, 2])
+    assert float(result.inputs.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(result.inputs.std()) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_recipe_takes_data_of_its_own_kind_only(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
 
 def test_what_is_wrong_with_images_is_said(tmp_path: Path) -> None:
     for name, (folder, says) in broken(tmp_path).items():
-        with pytest.raises(UnusableDataError) as told:
+        with pytest.raises(UnusableDataError) as text:
             open_images(str(folder), size=32, limit=4)
-        assert says in str(told.value), name
-        assert str(folder) in str(told.value), name
+        assert says in str(text.value), name
+        assert str(folder) in str(text.value), name
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,11 @@ LAWS = [
 
 @pytest.mark.parametrize(("recipe", "family"), LAWS)
 def test_the_drift_of_a_quadratic_law_is_as_tau_squared_k(store: Path, recipe: str, family: str) -> None:
-    found = runs(store, recipe)
-    assert min(len(group) for group in found.values()) >= 5
-    assert growth(found[max(found)], family).value == pytest.approx(1, abs=0.15)
-    assert in_step_size(found, family).value == pytest.approx(2, abs=0.2)
-    assert at_flow_time(found, family).value == pytest.approx(1, abs=0.15)
+    result = runs(store, recipe)
+    assert min(len(group) for group in result.values()) >= 5
+    assert growth(result[max(result)], family).value == pytest.approx(1, abs=0.15)
+    assert in_step_size(result, family).value == pytest.approx(2, abs=0.2)
+    assert at_flow_time(result, family).value == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.parametrize("recipe", ["bytes", "bytes-sgd"])
@@ -95,12 +95,12 @@ def test_softmax_gating_stays_at_rounding(store: Path, recipe: str) -> None:
 
 
 def test_sigmoid_gating_drifts_at_fixed_flow_time_whatever_the_step(store: Path) -> None:
-    found = runs(store, "bytes-sigmoid")
-    order = at_flow_time(found, "claimed_shift")
+    result = runs(store, "bytes-sigmoid")
+    order = at_flow_time(result, "claimed_shift")
     assert order.value == pytest.approx(0, abs=0.02)
-    assert min(run.quantity("claimed_shift").mean[-1] for run in found[max(found)]) > 1e-6
+    assert min(run.quantity("claimed_shift").mean[-1] for run in result[max(result)]) > 1e-6
     # Growth with the step size at fixed k, which the paper reads as O(τ²k), has exponent 1 and not 2.
-    assert in_step_size(found, "claimed_shift").value == pytest.approx(1, abs=0.1)
+    assert in_step_size(result, "claimed_shift").value == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize(

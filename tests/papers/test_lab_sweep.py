@@ -32,8 +32,8 @@ UNTIMED = ("seconds", "examples_per_second")
 def stored(store: Path) -> dict[str, dict[str, Any]]:
     """All trajectories of a store without the clock's readings."""
     with RunStore(store) as opened:
-        found = opened.documents(KIND)
-    return {name: {k: v for k, v in record.items() if k not in UNTIMED} for name, record in found.items()}
+        result = opened.documents(KIND)
+    return {name: {k: v for k, v in record.items() if k not in UNTIMED} for name, record in result.items()}
 
 
 def count(store: Path) -> int:
@@ -87,13 +87,13 @@ def test_a_sweep_killed_three_times_at_random_ends_with_exactly_its_thirty_resul
 
 def test_what_is_stored_is_not_run_again(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    said: list[str] = []
+    text: list[str] = []
     few = tasks()[:2]
-    first = sweep(few, store, Here(), say=said.append)
-    again = sweep(few, store, Here(), say=said.append)
+    first = sweep(few, store, Here(), say=text.append)
+    again = sweep(few, store, Here(), say=text.append)
     assert (first.stored, first.present) == (6, 0)
     assert (again.stored, again.present) == (0, 6)
-    assert "6 results" in said[-1]
+    assert "6 results" in text[-1]
 
 
 def test_a_task_with_one_result_missing_is_done_again_whole(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_a_task_with_one_result_missing_is_done_again_whole(tmp_path: Path) -> N
 def test_a_run_that_fails_is_reported_and_the_others_are_stored(tmp_path: Path) -> None:
     good = tasks()[:1]
     bad = replace(good[0], rate=10.0)
-    found = sweep([bad, *good], tmp_path / "store.db", Here())
-    assert found.stored == 3
-    assert [failure.task for failure in found.failures] == ["relu-attention/10"]
-    assert "no longer finite" in found.failures[0].reason
+    result = sweep([bad, *good], tmp_path / "store.db", Here())
+    assert result.stored == 3
+    assert [failure.task for failure in result.failures] == ["relu-attention/10"]
+    assert "no longer finite" in result.failures[0].reason
 
 
 @pytest.mark.slow
@@ -125,8 +125,8 @@ def test_workers_of_ray_give_the_same_numbers_and_survive_one_that_dies(
     # Workers import the module of the task that dies.
     monkeypatch.setenv("PYTHONPATH", f"{Path(sweep_runner.__file__).parent}{os.pathsep}{os.environ['PYTHONPATH']}")
     few: Sequence[Task] = [tasks()[0], Dies(), tasks()[1], replace(tasks()[0], rate=10.0)]
-    found = sweep(few, tmp_path / "store.db", Ray(workers=2))
-    reasons = {failure.task: failure.reason for failure in found.failures}
+    result = sweep(few, tmp_path / "store.db", Ray(workers=2))
+    reasons = {failure.task: failure.reason for failure in result.failures}
     assert set(reasons) == {"dies", "relu-attention/10"}
     assert "abruptly" in reasons["dies"]
     assert "no longer finite" in reasons["relu-attention/10"]
@@ -181,17 +181,17 @@ def test_tasks_must_be_named_apart(tmp_path: Path) -> None:
 
 def test_a_grid_is_every_recipe_at_every_step_size() -> None:
     recipe = replace(tasks()[0].recipe, rates=(0.1, 0.2))
-    found = trainings([recipe], seeds=2)
-    assert [task.name for task in found] == ["relu-attention/0.1", "relu-attention/0.2"]
-    assert found[1].results == ("relu-attention/0.2/0", "relu-attention/0.2/1")
+    result = trainings([recipe], seeds=2)
+    assert [task.name for task in result] == ["relu-attention/0.1", "relu-attention/0.2"]
+    assert result[1].results == ("relu-attention/0.2/0", "relu-attention/0.2/1")
 
 
 def test_trajectories_come_out_as_they_went_in(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     (task, *_) = tasks()
     sweep([task], store, Here())
-    found = list(trajectories(store))
-    assert [run.name for run in found] == list(task.results)
+    result = list(trajectories(store))
+    assert [run.name for run in result] == list(task.results)
     store_document(store, KIND, "odd", {"recipe": "x"})
     with pytest.raises(ValueError, match="is missing"):
         list(trajectories(store))

@@ -54,10 +54,10 @@ def test_the_laws_of_a_recipe_are_read_once_for_all_step_sizes_and_again_for_ano
     examples = examples_of(recipe)
     first = watch_recipe(recipe, 0, build(recipe, 0), examples)
     assert watch_recipe(slower, 0, build(slower, 0), examples) is first
-    found = watch_recipe(other, 0, build(other, 0), examples)
+    result = watch_recipe(other, 0, build(other, 0), examples)
     plain = watch(build(other, 0), examples.loss, examples.inputs[:2])
-    assert [symmetry.name for symmetry in found.laws] == [symmetry.name for symmetry in plain.laws]
-    assert found.roles == plain.roles != first.roles
+    assert [symmetry.name for symmetry in result.laws] == [symmetry.name for symmetry in plain.laws]
+    assert result.roles == plain.roles != first.roles
     assert watch_recipe(recipe, 1, build(recipe, 1), examples) is not first
 
 
@@ -82,9 +82,9 @@ def objective(examples: Examples) -> Callable[[nn.Module], Tensor]:
 def test_seeds_trained_together_are_seeds_trained_one_by_one(recipe: Recipe, rate: float) -> None:
     recipe = replace(recipe, steps=8, seeds=(3, 4))
     examples = examples_of(recipe)
-    found = train(recipe, examples, rate=rate)
+    result = train(recipe, examples, rate=rate)
     kind = "cross_entropy" if examples.loss == "cross_entropy" else "regression"
-    for run in found:
+    for run in result:
         alone = descend(
             build(recipe, run.seed).double(),
             objective(examples),
@@ -157,11 +157,11 @@ def test_schedules_add_up_as_theory_has_them() -> None:
 
 
 def test_recorded_steps_are_log_spaced_with_all_powers_of_two() -> None:
-    found = marks(300)
-    assert found[0] == 0
-    assert found[-1] == 300
-    assert {1, 2, 4, 8, 16, 32, 64, 128, 256} <= set(found)
-    assert len(found) < 30
+    result = marks(300)
+    assert result[0] == 0
+    assert result[-1] == 300
+    assert {1, 2, 4, 8, 16, 32, 64, 128, 256} <= set(result)
+    assert len(result) < 30
     assert marks(1) == [0, 1]
 
 

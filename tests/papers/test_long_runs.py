@@ -49,8 +49,8 @@ def tiny(name: str, *, batch: int | None = None, steps: int = 6) -> Recipe:
 def data_of(recipe: Recipe, count: int = 8) -> Examples:
     generator = torch.Generator().manual_seed(7)
     if recipe.wants == "text":
-        stretch = torch.randint(40, (count, 13), generator=generator)
-        return Examples(name="random", inputs=stretch[:, :-1].contiguous(), targets=stretch[:, 1:].contiguous())
+        span = torch.randint(40, (count, 13), generator=generator)
+        return Examples(name="random", inputs=span[:, :-1].contiguous(), targets=span[:, 1:].contiguous())
     images = torch.randn(count, 3, 8, 8, generator=generator)
     return Examples(name="random", inputs=images, targets=torch.randint(10, (count,), generator=generator))
 
@@ -60,7 +60,7 @@ def exact_gradient(recipe: Recipe, examples: Examples) -> Tensor:
     model = build(recipe, 0).double()
     inputs = examples.to(torch.device("cpu"), torch.float64).inputs
     loss = loss_of(model(inputs), examples.targets, examples.loss)
-    return torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, list(model.parameters()))])
+    return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
 
 
 @pytest.mark.parametrize("products", ROUNDING)
@@ -70,9 +70,9 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(name: str, products:
     examples = data_of(recipe)
     run = _Long(recipe, examples, 1e-3, 0, Arithmetic(products=products, micro=3), torch.device("cpu"))
     run.gradient()
-    found = torch.cat([gradient.flatten() for gradient in run.gradients.values()])
+    result = torch.cat([gradient.flatten() for gradient in run.gradients.values()])
     exact = exact_gradient(recipe, examples)
-    assert (found - exact).norm() / exact.norm() < ROUNDING[products]
+    assert (result - exact).norm() / exact.norm() < ROUNDING[products]
 
 
 def test_operations_are_six_per_weight_and_twelve_per_logit() -> None:
@@ -93,10 +93,10 @@ class TestLedger:
         model = build(recipe, 0).double()
         laws = watch(model, "cross_entropy", data_of(recipe).inputs[:2]).laws.select(lambda s: s.exact)
         theta = {name: p.detach().clone() for name, p in model.named_parameters()}
-        slopes = {name: torch.randn_like(p) for name, p in theta.items()}  # not a gradient: both parts are there
-        ledger = RunLedger(laws, theta, slopes)
+        grads = {name: torch.randn_like(p) for name, p in theta.items()}  # not a gradient: both parts are there
+        ledger = RunLedger(laws, theta, grads)
         ledger.add(0.01)
-        drift = laws.drift({name: 0.01 * s for name, s in slopes.items()}, theta)
+        drift = laws.drift({name: 0.01 * s for name, s in grads.items()}, theta)
         expected = torch.cat([value.flatten() for value in drift.values()])
         torch.testing.assert_close(ledger.first + ledger.second, expected, rtol=1e-11, atol=1e-13)
         assert ledger.first.norm() > 10 * ledger.second.norm()
@@ -146,13 +146,13 @@ def test_a_checkpoint_of_another_arithmetic_is_refused(tmp_path: Path) -> None:
 
 
 def test_progress_says_steps_and_time_left(tmp_path: Path) -> None:
-    said: list[str] = []
+    text: list[str] = []
     recipe = tiny("vision")
     trained(recipe, "single", checkpoint=tmp_path / "run.pt", steps=3)
-    trained(recipe, "single", checkpoint=tmp_path / "run.pt", said=said)
-    assert said[0].endswith("goes on from step 3 of 6")
-    assert "step 6 of 6" in said[-1]
-    assert "s left" in said[-1]
+    trained(recipe, "single", checkpoint=tmp_path / "run.pt", said=text)
+    assert text[0].endswith("goes on from step 3 of 6")
+    assert "step 6 of 6" in text[-1]
+    assert "s left" in text[-1]
 
 
 def test_numbers_that_are_no_longer_finite_stop_the_run() -> None:
@@ -186,10 +186,10 @@ class TestWindows:
     def test_small_steps_give_two_in_the_step_size_and_one_in_the_sum_of_squares(self) -> None:
         runs = [trained(tiny("vision", steps=12), "double", rate=rate).trajectory for rate in (1e-4, 2e-4)]
         for share in (0.5, 1.0):
-            found = in_step_size_at(runs, "value_output", share)
-            assert found.value == pytest.approx(2, abs=0.02)
+            result = in_step_size_at(runs, "value_output", share)
+            assert result.value == pytest.approx(2, abs=0.02)
             predicted = in_step_size_at(runs, "value_output", share, predicted=True)
-            assert predicted.value == pytest.approx(found.value, abs=1e-4)
+            assert predicted.value == pytest.approx(result.value, abs=1e-4)
         for window in windows(runs[0], "value_output"):
             assert window.in_squares.value == pytest.approx(1, abs=0.02)
         assert comparison(runs[0], "value_output").apart < 1e-4
@@ -198,11 +198,11 @@ class TestWindows:
         generator = torch.Generator().manual_seed(3)
         x = [float(k) for k in range(1, 40)]
         y = [k**1.5 * math.exp(0.05 * float(torch.randn((), generator=generator))) for k in x]
-        found = slope(x, y)
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low < 1.5 < found.high
-        assert found.high - found.low < 0.1
+        result = slope(x, y)
+        assert result.low is not None
+        assert result.high is not None
+        assert result.low < 1.5 < result.high
+        assert result.high - result.low < 0.1
 
 
 def test_steps_are_recorded_evenly_too() -> None:

@@ -49,8 +49,8 @@ def vectors(function: ParameterFunction, theta: Tensor, depth: int, words: Any, 
     """Brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of."""
     rows, sizes = [], []
     with without_fused_kernels():
-        for place in range(count):
-            word = one_of(words, place)
+        for index in range(count):
+            word = one_of(words, index)
             if depth == 0:
                 rows.append(gradient_field(function)(theta, word))
                 sizes.append(torch.linalg.vector_norm(rows[-1]))

@@ -76,16 +76,16 @@ def quadratic_laws(subject: Subject, laws: LawSet | None = None, *, seed: int = 
     largest = float(values[-1].clamp_min(0)) ** 0.5 * len(system) ** 0.5
     small = int((left.S / largest < SMALL).sum()) if left is not None else 0
     null = (left.Vh[len(left.S) - small :] @ some) / scale if left is not None else system.new_zeros(0, len(scale))
-    kept = [float(v) ** 0.5 for v in values[len(some) :] if v > 0]
-    kept += [float(v) / len(system) ** 0.5 for v in (left.S[: len(left.S) - small] if left is not None else ())]
+    values_left = [float(v) ** 0.5 for v in values[len(some) :] if v > 0]
+    values_left += [float(v) / len(system) ** 0.5 for v in (left.S[: len(left.S) - small] if left is not None else ())]
     dropped = float(left.S[len(left.S) - small]) / len(system) ** 0.5 if small and left is not None else 0.0
     theta = function.generic_point(torch.Generator().manual_seed(seed + 99))
-    slopes = _slopes(null, first, second, theta)
+    grads = _slopes(null, first, second, theta)
     listed = _listed(laws, function, theta) if laws is not None and len(laws) else theta.new_zeros(0, function.size)
     return Quadratic(
-        count=_rank(slopes),
-        gap=min(kept, default=0.0) / dropped if dropped else float("inf"),
-        missing=_rank(torch.cat([listed, slopes])) - _rank(listed),
+        count=_rank(grads),
+        gap=min(values_left, default=0.0) / dropped if dropped else float("inf"),
+        missing=_rank(torch.cat([listed, grads])) - _rank(listed),
     )
 
 

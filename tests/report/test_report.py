@@ -159,8 +159,8 @@ class TestDrawing:
     def test_a_power_law_is_straight_on_logarithmic_axes(self) -> None:
         log = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
         points = self.line({"mode": "lines", "x": [1, 10, 100], "y": [1e-9, 1e-7, 1e-5]}, log)
-        slopes = [(a[1] - b[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
-        assert slopes[0] == pytest.approx(slopes[1], rel=0.01)
+        grads = [(a[1] - b[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
+        assert grads[0] == pytest.approx(grads[1], rel=0.01)
 
     def test_what_has_no_place_leaves_a_gap(self) -> None:
         trace = {"type": "scatter", "mode": "lines", "x": [1, 2, 3, 4, 5], "y": [1.0, 2.0, None, math.nan, 3.0]}
@@ -174,20 +174,20 @@ class TestDrawing:
 
     def test_bars_are_as_long_as_their_numbers(self) -> None:
         trace = {"type": "bar", "x": ["a", "b", "c"], "y": [1.0, 2.0, 4.0]}
-        found = [
+        result = [
             re.findall(r"V([0-9.]+)", str(bar["d"]))
             for bar in marks(Elements(str(draw([trace], {}, small=False))), "bar")
         ]
-        heights = [float(base) - float(top) for top, base in found[:3]]
+        heights = [float(base) - float(top) for top, base in result[:3]]
         assert heights == pytest.approx([heights[0], 2 * heights[0], 4 * heights[0]], rel=0.02)
 
     def test_bars_of_two_series_stand_beside_each_other_and_layers_do_not_thin_each_other(self) -> None:
         both = [{"type": "bar", "name": name, "x": ["a"], "y": [1.0]} for name in "pq"]
-        apart = [{"type": "bar", "name": name, "x": [place], "y": [1.0]} for place, name in enumerate("pq")]
+        apart = [{"type": "bar", "name": name, "x": [index], "y": [1.0]} for index, name in enumerate("pq")]
         widths = []
         for data in (both, apart):
-            found = marks(Elements(str(draw(data, {}, small=True))), "bar")[:2]
-            spans = [tuple(map(float, re.findall(r"[MH](-?[0-9.]+)", str(bar["d"]))[:2])) for bar in found]
+            result = marks(Elements(str(draw(data, {}, small=True))), "bar")[:2]
+            spans = [tuple(map(float, re.findall(r"[MH](-?[0-9.]+)", str(bar["d"]))[:2])) for bar in result]
             assert spans[0][1] <= spans[1][0] + 0.2
             widths.append(spans[0][1] - spans[0][0])
         assert widths[1] > 0
@@ -200,7 +200,7 @@ class TestDrawing:
 
     def test_long_lines_keep_their_extremes(self) -> None:
         count = 100_000
-        values = [1.0 if place == 54_321 else 0.0 for place in range(count)]
+        values = [1.0 if index == 54_321 else 0.0 for index in range(count)]
         points = self.line({"mode": "lines", "x": list(range(count)), "y": values})
         assert len(points) < 4000
         assert min(y for _, y in points) < max(y for _, y in points) - 100
@@ -260,10 +260,10 @@ class TestDrawing:
     @pytest.mark.parametrize("log", [False, True])
     def test_every_kind_of_data_has_a_drawing(self, data: list[dict[str, Any]], log: bool) -> None:
         kind = {"type": "log"} if log else {}
-        found = str(draw(data, {"xaxis": kind, "yaxis": kind}, small=False))
-        assert found.count("<svg") == 2
-        assert "nan" not in found
-        assert "inf" not in found
+        result = str(draw(data, {"xaxis": kind, "yaxis": kind}, small=False))
+        assert result.count("<svg") == 2
+        assert "nan" not in result
+        assert "inf" not in result
 
     @pytest.mark.parametrize(
         ("values", "layout", "said"),
@@ -284,10 +284,10 @@ class TestMathematics:
     """LaTeX becomes MathML, or stays what it is."""
 
     def test_a_formula_is_typeset(self) -> None:
-        found = str(typeset(r"\frac{a}{b} \le \mathtt{q\_proj}"))
-        assert found.startswith('<math display="block"')
-        assert "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>" in found
-        assert '<mtext class="name">q_proj</mtext>' in found
+        result = str(typeset(r"\frac{a}{b} \le \mathtt{q\_proj}"))
+        assert result.startswith('<math display="block"')
+        assert "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>" in result
+        assert '<mtext class="name">q_proj</mtext>' in result
 
     @pytest.mark.parametrize(
         "latex",
@@ -295,14 +295,14 @@ class TestMathematics:
         ids=["unknown", "link", "style", "nothing", "endless", "unfinished"],
     )
     def test_what_is_not_understood_or_not_allowed_is_shown_as_its_source(self, latex: str) -> None:
-        found = Elements(str(typeset(latex)))
-        assert [tag for tag, _ in found.found] == ["code"]
-        assert found.text == latex
+        result = Elements(str(typeset(latex)))
+        assert [tag for tag, _ in result.found] == ["code"]
+        assert result.text == latex
 
     def test_markup_in_a_formula_is_text(self) -> None:
-        found = Elements(str(typeset(rf"\mathtt{{{IMAGE}}} + {IMAGE}")))
-        assert "img" not in {tag for tag, _ in found.found}
-        assert IMAGE in found.text
+        result = Elements(str(typeset(rf"\mathtt{{{IMAGE}}} + {IMAGE}")))
+        assert "img" not in {tag for tag, _ in result.found}
+        assert IMAGE in result.text
 
 
 @pytest.mark.parametrize(
@@ -585,14 +585,14 @@ class TestLargeStores:
     def test_a_digest_is_what_a_loop_over_the_ledger_finds(self, tmp_path: Path) -> None:
         watch(tmp_path / "store.db", "run", steps=30, spoil=True)
         with RunStore(tmp_path / "store.db") as store:
-            found = digest(store, "run", steps=7)
+            result = digest(store, "run", steps=7)
             entries = store.entries("run")
             families = dict(store.select("select name, family from law"))
             errors = store.errors("run", by="family")
             alarms = store.alarms("run")
-        assert list(found.shown) == spread(range(1, 31), 7)
-        assert (found.shown[0], found.shown[-1], found.steps) == (1, 30, 30)
-        for family, steps in found.ledger.items():
+        assert list(result.shown) == spread(range(1, 31), 7)
+        assert (result.shown[0], result.shown[-1], result.steps) == (1, 30, 30)
+        for family, steps in result.ledger.items():
             for step in steps:
                 members = [e for e in entries if e.step == step.step and families[e.law] == family]
                 largest = max(members, key=lambda entry: abs(entry.observed))
@@ -601,16 +601,16 @@ class TestLargeStores:
                 assert step.numbers["observed"] == largest.observed
                 parts = step.numbers["first_order"] + step.numbers["second_order"] + step.numbers["residual"]
                 assert parts == pytest.approx(step.numbers["observed"], rel=1e-12, abs=1e-18)
-            assert found.errors[family] == pytest.approx([errors[step][family] for step in found.shown])
-        for cause, values in found.totals.items():
-            for place, value in zip(found.shown, values, strict=True):
-                at = [abs(e.causes[cause]) for e in entries if e.step == place]
+            assert result.errors[family] == pytest.approx([errors[step][family] for step in result.shown])
+        for cause, values in result.totals.items():
+            for index, value in zip(result.shown, values, strict=True):
+                at = [abs(e.causes[cause]) for e in entries if e.step == index]
                 assert value == pytest.approx(sum(at))
         worst = max(entries, key=lambda entry: entry.excess)
-        assert found.worst == (worst.excess, worst.law, worst.step)
-        assert list(found.alarms) == AlarmGroups(alarms).all
+        assert result.worst == (worst.excess, worst.law, worst.step)
+        assert list(result.alarms) == AlarmGroups(alarms).all
         last = [entry for entry in entries if entry.step == 30]
-        for drift in found.drifts:
+        for drift in result.drifts:
             furthest = max((e for e in last if families[e.law] == drift.family), key=lambda entry: abs(entry.drift))
             assert (drift.law, drift.drift, drift.predicted) == (furthest.law, furthest.drift, furthest.predicted)
 
@@ -828,5 +828,5 @@ class TestCommand:
 def test_the_library_is_imported_without_what_a_report_needs() -> None:
     packages = ("jinja2", "latex2mathml")
     script = f"import sys, conserved, conserved.cli; print([name for name in {packages} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

@@ -56,15 +56,15 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         assert store.entries("one", law=law, step=2) == monitor.ledger(law=law, step=2)
         kinds: tuple[By, ...] = ("block", "family", "law")
         for by in kinds:
-            found = store.errors("one", by=by)
+            result = store.errors("one", by=by)
             for record in monitor.records:
-                assert found[record.step] == pytest.approx(record.errors(by))
-        assert {step: found["constant"] for step, found in store.readings("one").items()} == dict.fromkeys(
+                assert result[record.step] == pytest.approx(record.errors(by))
+        assert {step: result["constant"] for step, result in store.readings("one").items()} == dict.fromkeys(
             (1, 2, 3, 4), 1.5
         )
         assert store.readings("one")[1]["audit/refuted"] == 0
-        told = {(alarm.step, alarm.code, alarm.law) for record in monitor.records for alarm in record.alarms}
-        assert {(alarm.step, alarm.code, alarm.law) for alarm in store.alarms("one")} == told
+        text = {(alarm.step, alarm.code, alarm.law) for record in monitor.records for alarm in record.alarms}
+        assert {(alarm.step, alarm.code, alarm.law) for alarm in store.alarms("one")} == text
         assert store.alarms("one")
         reference = store.reference("one")
         assert all(torch.equal(reference[name], value) for name, value in monitor.reference.values.items())
@@ -99,13 +99,13 @@ def test_values_that_are_not_finite_are_kept(tmp_path: Path) -> None:
 
 def test_json_lines_hold_the_ledger(tmp_path: Path) -> None:
     monitor = watched(tmp_path / "run.jsonl")
-    found = lines(tmp_path / "run.jsonl")
-    assert [line["step"] for line in found] == [1, 2, 3, 4]
-    assert [(line["step"], law["law"], law["residual"], law["causes"]) for line in found for law in line["laws"]] == [
+    result = lines(tmp_path / "run.jsonl")
+    assert [line["step"] for line in result] == [1, 2, 3, 4]
+    assert [(line["step"], law["law"], law["residual"], law["causes"]) for line in result for law in line["laws"]] == [
         (entry.step, entry.law, entry.residual, dict(entry.causes)) for entry in monitor.ledger()
     ]
-    assert found[2]["alarms"]
-    assert found[0]["errors"] == pytest.approx(monitor.records[0].errors())
+    assert result[2]["alarms"]
+    assert result[0]["errors"] == pytest.approx(monitor.records[0].errors())
 
 
 def test_a_line_that_was_cut_off_is_dropped_when_the_run_goes_on(tmp_path: Path) -> None:
@@ -294,5 +294,5 @@ def test_a_document_that_is_not_json_is_refused_and_changes_nothing(tmp_path: Pa
 
 def test_an_audit_is_known_until_the_next_and_nothing_after_the_last() -> None:
     rows = [(1, "audit/residual", 1.0), (5, "audit/residual", 2.0)]
-    found = run_digest._hold_values(rows, [0, 1, 3, 6, 9])["audit/residual"]
-    assert str(found) == "(nan, 1.0, 1.0, 2.0, nan)"
+    result = run_digest._hold_values(rows, [0, 1, 3, 6, 9])["audit/residual"]
+    assert str(result) == "(nan, 1.0, 1.0, 2.0, nan)"

@@ -118,8 +118,8 @@ def test_two_monitors_of_one_run_name_are_told_and_not_mixed(name: str, tmp_path
     second.step()
     second.monitor.close()
     first.monitor.close()
-    found = RunStore(path).steps("one") if name == "runs.db" else [line["step"] for line in lines(path)]
-    assert found == [1, 2]
+    result = RunStore(path).steps("one") if name == "runs.db" else [line["step"] for line in lines(path)]
+    assert result == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["runs.db", "runs.jsonl"])
@@ -237,12 +237,12 @@ def test_a_hostile_store_is_reported_as_far_as_it_can_be_or_refused_in_one_line(
     monkeypatch.setattr(sys, "argv", ["conserved", "report", str(path), "-o", str(tmp_path / "page.html")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = capfd.readouterr()
-    assert ended.value.code in (0, 2), said.err
-    assert "Traceback" not in said.err + said.out
+    text = capfd.readouterr()
+    assert ended.value.code in (0, 2), text.err
+    assert "Traceback" not in text.err + text.out
     if ended.value.code == 2:
-        assert "hostile.db" in said.err
-        assert said.err.count("\n") == 1
+        assert "hostile.db" in text.err
+        assert text.err.count("\n") == 1
     else:
         assert (tmp_path / "page.html").stat().st_size > 1000
 

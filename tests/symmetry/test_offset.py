@@ -40,24 +40,24 @@ def shifted(theta: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_everything_is_what_it_would_be_for_the_shifted_parameter(
     kind: Scaling | OneScale | Translation, together: bool
 ) -> None:
-    theta, slope = tensors(0), tensors(1)
+    theta, grad = tensors(0), tensors(1)
     seen, plain = pair(kind, 1.0), pair(kind, 0.0)
     if together:
         one = LawSet(symmetries=(seen,), parameters=theta)
         other = LawSet(symmetries=(plain,), parameters=shifted(theta))
-        for found, expected in (
+        for result, expected in (
             (one.values(), other.values()),
-            (one.identities(slope), other.identities(slope)),
-            (one.drift(slope), other.drift(slope)),
+            (one.identities(grad), other.identities(grad)),
+            (one.drift(grad), other.drift(grad)),
             (one.reference().scales, other.reference().scales),
         ):
-            assert torch.allclose(found["gain"], expected["gain"])
-        assert one.residuals(slope) == pytest.approx(other.residuals(slope))
+            assert torch.allclose(result["gain"], expected["gain"])
+        assert one.residuals(grad) == pytest.approx(other.residuals(grad))
         assert one.independent() == other.independent()
         return
     assert torch.allclose(seen.law(theta), plain.law(shifted(theta)))
-    assert torch.allclose(seen.identity(theta, slope), plain.identity(shifted(theta), slope))
-    assert torch.allclose(seen.drift(theta, slope), plain.drift(shifted(theta), slope))
+    assert torch.allclose(seen.identity(theta, grad), plain.identity(shifted(theta), grad))
+    assert torch.allclose(seen.drift(theta, grad), plain.drift(shifted(theta), grad))
     g = seen.element(generator=torch.Generator().manual_seed(2))
     assert torch.allclose(seen.act(theta, g)["gain"] + 1, plain.act(shifted(theta), g)["gain"])
 

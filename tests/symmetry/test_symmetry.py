@@ -46,8 +46,8 @@ class Draw:
 
     def build(self) -> tuple[Symmetry, int]:
         legs = tuple(
-            Leg(View.of(f"w{place}", shape[::-1] if transposed else shape, axes=int(transposed)), degree)
-            for place, (shape, transposed, degree) in enumerate(self.legs)
+            Leg(View.of(f"w{index}", shape[::-1] if transposed else shape, axes=int(transposed)), degree)
+            for index, (shape, transposed, degree) in enumerate(self.legs)
         )
         return Symmetry(block="b", family="f", kind=KINDS[self.code], legs=legs), self.seed
 
@@ -82,9 +82,9 @@ def test_moment_map_agrees_with_naive_loops(dtype: torch.dtype, drawn: Draw) -> 
     symmetry, seed = drawn.build()
     a, b = collections(symmetry, seed, 2, dtype)
     naive = BY_CODE[symmetry.kind.code](symmetry.degrees, symmetry.matrices(a), symmetry.matrices(b))
-    found = symmetry.moment_map(a, b)
-    assert found.dtype == dtype
-    assert torch.allclose(found, naive, rtol=AGREE[dtype], atol=AGREE[dtype])
+    result = symmetry.moment_map(a, b)
+    assert result.dtype == dtype
+    assert torch.allclose(result, naive, rtol=AGREE[dtype], atol=AGREE[dtype])
 
 
 @given(symmetries())
@@ -106,8 +106,8 @@ def test_moment_map_is_the_adjoint_of_the_generator(drawn: Draw) -> None:
 
     if isinstance(symmetry.kind, GeneralLinear):
         mu = mu.mT
-    slope = torch.func.jacfwd(paired)(torch.zeros((), dtype=torch.float64))
-    assert float(slope) == pytest.approx(float((xi * mu).sum()), rel=1e-9, abs=1e-9)
+    grad = torch.func.jacfwd(paired)(torch.zeros((), dtype=torch.float64))
+    assert float(grad) == pytest.approx(float((xi * mu).sum()), rel=1e-9, abs=1e-9)
 
 
 def exponential(kind: Kind, xi: Tensor) -> Tensor:
@@ -288,8 +288,8 @@ def test_autocast_does_not_lower_the_precision() -> None:
     symmetry = Symmetry(block="", family="f", kind=GeneralLinear(), legs=(Leg(View.of("w", (4, 64))),))
     theta = {"w": torch.randn(4, 64)}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = symmetry.law(theta)
-    assert torch.equal(found, symmetry.law(theta))
+        result = symmetry.law(theta)
+    assert torch.equal(result, symmetry.law(theta))
 
 
 LONG = [(1500, 700), (64, 9000), (9000, 64), (700, 1500), (5, 200_001)]
@@ -306,8 +306,8 @@ def test_long_row_dots_are_those_of_the_plain_product(shape: tuple[int, int], tr
 
 def test_long_row_dots_can_be_differentiated() -> None:
     a, b = (torch.randn(1500, 700, dtype=torch.float64).mT for _ in range(2))
-    slope = torch.func.grad(lambda x: row_dots(x, b).sum())(a)
-    assert torch.allclose(slope, b)
+    grad = torch.func.grad(lambda x: row_dots(x, b).sum())(a)
+    assert torch.allclose(grad, b)
 
 
 def test_weight_decay_shrinks_laws_exponentially() -> None:

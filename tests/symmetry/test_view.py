@@ -129,6 +129,6 @@ def test_a_tensor_of_another_shape_is_refused() -> None:
 def test_rows_that_are_equally_far_apart_are_read_without_a_copy(rows: tuple[int, ...], shares: bool) -> None:
     stored = torch.randn(12, 5, dtype=torch.float64)
     view = replace(View.of("w", (12, 5)), rows=rows)
-    found = view.matrix(stored)
-    assert torch.equal(found, stored[list(rows)])
-    assert (found.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()) is shares
+    result = view.matrix(stored)
+    assert torch.equal(result, stored[list(rows)])
+    assert (result.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()) is shares

@@ -60,8 +60,8 @@ def trained(name: str, cast: blind_programs.Cast, steps: int, *, watched: bool) 
 
 def check_left_alone(name: str, cast: blind_programs.Cast, steps: int) -> None:
     plain, _ = trained(name, cast, steps, watched=False)
-    found, alarms = trained(name, cast, steps, watched=True)
-    assert all(map(torch.equal, plain, found))
+    result, alarms = trained(name, cast, steps, watched=True)
+    assert all(map(torch.equal, plain, result))
     assert alarms == []
 
 

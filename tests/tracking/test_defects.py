@@ -157,11 +157,11 @@ def test_weights_tied_after_the_fact_by_their_storage() -> None:
             model.get_parameter(KEY).data = model.get_parameter(QUERY).data
 
     train(model, optimizer, exact_text_loss, STEPS, after=after)
-    found = broken(monitor)
-    assert min(found) == WHEN
-    assert set(found) == set(range(WHEN, STEPS + 1)), "every later step moves both through one storage"
-    assert all(laws <= touching(monitor, QUERY, KEY) for laws in found.values())
-    assert {law for law in touching(monitor, QUERY, KEY) if "query_key" in law} <= found[WHEN]
+    result = broken(monitor)
+    assert min(result) == WHEN
+    assert set(result) == set(range(WHEN, STEPS + 1)), "every later step moves both through one storage"
+    assert all(laws <= touching(monitor, QUERY, KEY) for laws in result.values())
+    assert {law for law in touching(monitor, QUERY, KEY) if "query_key" in law} <= result[WHEN]
 
 
 def test_weights_tied_after_the_fact_by_their_name() -> None:
@@ -239,7 +239,7 @@ def test_a_reading_that_grows_raises_an_alarm() -> None:
 
 @pytest.mark.parametrize("maximize", [False, True], ids=["descent", "ascent"])
 def test_clipping_by_value_is_a_cause_if_the_monitor_is_told_and_is_stated_if_not(maximize: bool) -> None:
-    for told in (True, False):
+    for text in (True, False):
         torch.manual_seed(0)
         model = decoder(positions="none").double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, maximize=maximize)
@@ -247,13 +247,13 @@ def test_clipping_by_value_is_a_cause_if_the_monitor_is_told_and_is_stated_if_no
         for number in range(4):
             optimizer.zero_grad()
             exact_text_loss(model, number).backward()
-            if told:
+            if text:
                 monitor.before_clipping()
             nn.utils.clip_grad_value_(model.parameters(), 0.01)
             optimizer.step()
             monitor.step()
         entries = monitor.ledger()
-        if told:
+        if text:
             assert max(abs(entry.residual) for entry in entries) < 1e-13
             assert max(abs(entry.causes["clipping"]) for entry in entries) > 1e-4
             assert not monitor.alarms

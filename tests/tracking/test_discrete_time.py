@@ -171,8 +171,8 @@ def test_with_weight_decay_laws_decay_as_e_to_minus_two_lambda_t(decoupled: bool
             assert row.observed == pytest.approx(row.predicted, rel=0.1)
             gaps.setdefault(row.law, []).append(abs(row.observed - row.predicted))
     assert gaps
-    for law, found in gaps.items():
-        assert fitted(sizes, found) == pytest.approx(1, abs=ORDER), law
+    for law, result in gaps.items():
+        assert fitted(sizes, result) == pytest.approx(1, abs=ORDER), law
 
 
 def test_legs_that_decay_differently_have_no_decay_law() -> None:
@@ -242,8 +242,8 @@ def test_heavy_ball_angular_momenta_decay_by_the_momentum_exactly_at_any_step_si
     train(model, optimizer, exact_text_loss, max(steps), after=after)
     turning = [s.name for s in monitor.laws if s.kind.code in ("general_linear", "complex_scaling")]
     assert sorted(sizes) == sorted(turning)
-    for law, found in sizes.items():
-        rate = fitted([math.exp(step) for step in steps], found)
+    for law, result in sizes.items():
+        rate = fitted([math.exp(step) for step in steps], result)
         assert rate == pytest.approx(math.log(momentum), abs=1e-9), law
 
 

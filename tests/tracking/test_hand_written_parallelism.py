@@ -122,8 +122,8 @@ def _sharded_optimizer(rank: int, *, reduces: bool = True) -> dict[str, Any]:
         for p in every if reduces else []:
             dist.all_reduce(p.grad)
         optimizer.step()
-        for place, p in enumerate(every):
-            dist.broadcast(p.data, place % 2)
+        for index, p in enumerate(every):
+            dist.broadcast(p.data, index % 2)
 
     return _watch(model, optimizer, step)
 
@@ -231,8 +231,8 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def hand_written(rank: int, folder: Path) -> None:
-    found = {name: case(rank) for name, case in CASES.items()}
-    (folder / f"hand_written.{rank}.json").write_text(json.dumps(found))
+    result = {name: case(rank) for name, case in CASES.items()}
+    (folder / f"hand_written.{rank}.json").write_text(json.dumps(result))
 
 
 SCENES: list[Scene] = [hand_written]

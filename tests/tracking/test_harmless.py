@@ -66,7 +66,7 @@ def run(
 ) -> list[Tensor]:
     """Train, and return every loss and at the end every parameter and buffer."""
     torch.manual_seed(1)
-    found = []
+    result = []
     for number in range(steps):
         tokens = torch.randint(11, (3, 5))
         loss = loss_of(model, tokens)
@@ -77,8 +77,8 @@ def run(
             monitor.step(loss=loss)
         if act is not None:
             act(model, optimizer, monitor, number)
-        found.append(loss.detach().clone())
-    return [*found, *(value.detach().clone() for value in model.state_dict().values())]
+        result.append(loss.detach().clone())
+    return [*result, *(value.detach().clone() for value in model.state_dict().values())]
 
 
 def same(first: list[Tensor], second: list[Tensor]) -> bool:
@@ -140,12 +140,12 @@ def left_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """What is left of a monitor on a model, an optimizer or torch."""
     kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
     hooks = [(type(m).__name__, kind) for m in model.modules() for kind in kinds if getattr(m, kind, None)]
-    found = [f"{kind} of {name}" for name, kind in hooks]
-    found += [kind for kind in vars(optimizer) if kind.endswith("_hooks") and getattr(optimizer, kind)]
-    found += [name for m in model.modules() for name in vars(m) if "conserved" in name]
-    found += [f"F.{name}" for name, f in vars(F).items() if "conserved" in str(getattr(f, "__closure__", ""))]
+    result = [f"{kind} of {name}" for name, kind in hooks]
+    result += [kind for kind in vars(optimizer) if kind.endswith("_hooks") and getattr(optimizer, kind)]
+    result += [name for m in model.modules() for name in vars(m) if "conserved" in name]
+    result += [f"F.{name}" for name, f in vars(F).items() if "conserved" in str(getattr(f, "__closure__", ""))]
     grad_hooks = [name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks]
-    return found + grad_hooks
+    return result + grad_hooks
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -302,8 +302,8 @@ def test_acts_of_violence_leave_the_losses_as_they_were(act: str, tmp_path: Path
     for folder in folders:
         folder.mkdir()
     plain, _ = acts_of_violence.run(act, folders[0], watched=False)
-    found, monitor = acts_of_violence.run(act, folders[1], watched=True)
-    assert acts_of_violence.same(plain, found)
+    result, monitor = acts_of_violence.run(act, folders[1], watched=True)
+    assert acts_of_violence.same(plain, result)
     assert monitor is not None
     assert {alarm.code for alarm in monitor.alarms} <= {"not held"}
     assert act != "assign state" or monitor.alarms, "an optimizer that trains nothing of the model is an alarm"

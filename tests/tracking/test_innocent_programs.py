@@ -24,8 +24,8 @@ def watched(program: Combination, *, steps: int = 8, seed: int = 0, **options: A
         monitors.append(Monitor(model, optimizer, **options))
         return lambda loss: monitors[0].step(loss=loss)
 
-    plain, found = run(program, None, steps=steps, seed=seed), run(program, watch, steps=steps, seed=seed)
-    assert all(map(torch.equal, plain, found)), "the run was changed"
+    plain, result = run(program, None, steps=steps, seed=seed), run(program, watch, steps=steps, seed=seed)
+    assert all(map(torch.equal, plain, result)), "the run was changed"
     monitors[0].flush()
     return monitors[0]
 

@@ -152,16 +152,16 @@ def test_all_quantities_of_a_step_are_the_sums_of_their_slots(dtype: torch.dtype
     if on_device:
         named["first"][0, 1] = torch.tensor(-2.0)
     nothing = StepWeights(first={}, gradient_term={}, second={}, steepness={})
-    found = ledger._SlotWeights(nothing, slots, 1.0).combined(sums, named)
+    result = ledger._SlotWeights(nothing, slots, 1.0).combined(sums, named)
     expected = {
         "first": -2 * sums[1].double() + 0.25 * sums[2].double(),
         "second": 3 * sums[2].double(),
         "nothing": torch.zeros(5, 4, dtype=torch.float64),
     }
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == dtype
-        torch.testing.assert_close(found[name].double(), value, rtol=0, atol=50 * torch.finfo(dtype).eps)
+        assert result[name].dtype == dtype
+        torch.testing.assert_close(result[name].double(), value, rtol=0, atol=50 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan], ids=str)
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_not_finite_spoils_only_what_it_is_part_of(broken: fl
     sums[1, 2] = broken
     nothing = StepWeights(first={}, gradient_term={}, second={}, steepness={})
     named: dict[str, SlotWeights] = {"without": {(0, 0): 2.0}, "with": {(0, 0): 2.0, (0, 1): 1.0}}
-    found = ledger._SlotWeights(nothing, ((0, 0), (0, 1)), 1.0).combined(sums, named)
-    assert found["without"].tolist() == [2.0, 2.0, 2.0]
-    assert found["with"][:2].tolist() == [3.0, 3.0]
-    assert not found["with"][2].isfinite()
+    result = ledger._SlotWeights(nothing, ((0, 0), (0, 1)), 1.0).combined(sums, named)
+    assert result["without"].tolist() == [2.0, 2.0, 2.0]
+    assert result["with"][:2].tolist() == [3.0, 3.0]
+    assert not result["with"][2].isfinite()

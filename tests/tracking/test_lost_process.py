@@ -153,5 +153,5 @@ def test_processes_that_look_at_other_steps_do_not_wait_for_each_other(tmp_path:
 
 
 def test_replicas_of_processes_that_hold_other_tensors_are_compared_where_both_have_them(tmp_path: Path) -> None:
-    for found in played(tmp_path / "unequal", "run_unequal", "", ""):
-        assert found == {"stages": ["0.weight", "0.bias"], "apart": ["one.weight"], "ok": True}
+    for result in played(tmp_path / "unequal", "run_unequal", "", ""):
+        assert result == {"stages": ["0.weight", "0.bias"], "apart": ["one.weight"], "ok": True}

@@ -124,11 +124,11 @@ class Buffered(nn.Module):
     def finish(self) -> None:
         """Average the gradients and hand them to the optimizer."""
         for parameter in self.module.parameters():
-            kept: Any = parameter.main_grad  # type: ignore[attr-defined]
+            saved: Any = parameter.main_grad  # type: ignore[attr-defined]
             if self.reduces:
-                dist.all_reduce(kept)
-                kept.div_(WORLD)
-            parameter.grad = kept
+                dist.all_reduce(saved)
+                saved.div_(WORLD)
+            parameter.grad = saved
 
     def clear(self) -> None:
         """Set the buffers to zero."""
@@ -224,8 +224,8 @@ def rows_that_are_gathered(rank: int, folder: Path) -> None:
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(11))
     laws = conserved.recognize(model, x)
     model(x).sin().mean().backward()
-    found = conserved.audit(model, laws)
-    assert not found.failures, found.summary()
+    result = conserved.audit(model, laws)
+    assert not result.failures, result.summary()
     assert any("gathered" in item.reason for item in laws.dropped)
 
 

@@ -73,13 +73,13 @@ def test_every_part_of_the_account_is_what_the_moment_map_of_kept_tensors_says()
         at = observed.abs().flatten().argmax()
         scale = float(monitor.reference.scales[symmetry.name].abs().max())
         second = symmetry.kind.conserved(symmetry.moment_map(Direction(updates), Direction(updates)))
-        for found, expected in (
+        for result, expected in (
             (entry.observed, observed),
             (entry.second_order, second),
             (entry.causes["decay"], first_order(symmetry, before, decay)),
             (entry.causes["momentum"], first_order(symmetry, before, momentum)),
         ):
-            assert found == pytest.approx(float(expected.flatten()[at]), abs=1e-13 * scale), symmetry.name
+            assert result == pytest.approx(float(expected.flatten()[at]), abs=1e-13 * scale), symmetry.name
         assert entry.observed == pytest.approx(
             entry.first_order + entry.second_order + entry.residual, rel=1e-12, abs=1e-16 * scale
         )

@@ -175,19 +175,19 @@ Results = Callable[[str], list[dict[str, Any]]]
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_keeps_its_losses_and_raises_no_alarm(results: Results, name: str) -> None:
-    for found in results("run_right"):
-        assert found[name]["losses"] == found[name]["alone"]
-        assert not found[name]["alarms"]
-        assert not found[name]["state"]
-        assert found[name]["audits"] > 0
+    for result in results("run_right"):
+        assert result[name]["losses"] == result[name]["alone"]
+        assert not result[name]["alarms"]
+        assert not result[name]["state"]
+        assert result[name]["audits"] > 0
 
 
 @pytest.mark.parametrize("where", ["audit", "step"])
 def test_a_process_that_fails_does_not_let_the_others_wait(results: Results, where: str) -> None:
-    found = results("run_failing")
-    assert "made to fail" in " ".join(found[1][where]["state"])
-    assert "not all of the ranks 0, 1 take part" in " ".join(found[0][where]["state"])
-    assert all(len(of_rank[where]["losses"]) == STEPS and not of_rank[where]["alarms"] for of_rank in found)
+    result = results("run_failing")
+    assert "made to fail" in " ".join(result[1][where]["state"])
+    assert "not all of the ranks 0, 1 take part" in " ".join(result[0][where]["state"])
+    assert all(len(of_rank[where]["losses"]) == STEPS and not of_rank[where]["alarms"] for of_rank in result)
 
 
 def test_a_monitor_on_one_process_of_a_sharded_run_goes_on_without_laws(results: Results) -> None:
@@ -198,7 +198,7 @@ def test_a_monitor_on_one_process_of_a_sharded_run_goes_on_without_laws(results:
 
 @pytest.mark.parametrize(("defect", "tensor"), [("scaled", "2.weight"), ("ignored", "1.down.weight")])
 def test_gradients_that_differ_are_named_with_their_ranks(results: Results, defect: str, tensor: str) -> None:
-    for found in results("run_defective"):
-        messages = [message for code, law, message in found[defect]["alarms"] if code == "replicas" and law == tensor]
+    for result in results("run_defective"):
+        messages = [message for code, law, message in result[defect]["alarms"] if code == "replicas" and law == tensor]
         assert len(messages) == 1
         assert "between ranks 0 and 1" in messages[0]

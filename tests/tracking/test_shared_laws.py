@@ -30,16 +30,16 @@ class Answers(RankAgreement):
 
 def spoken(laws: LawSet) -> list[str]:
     """What a process with these laws says in both rounds."""
-    said: list[str] = []
+    output: list[str] = []
 
     class Listening(Answers):
         def combine(self, topic: str, text: str, by: Callable[[Sequence[str]], str]) -> str:
-            said.append(text)
-            first = len(said) == 1
+            output.append(text)
+            first = len(output) == 1
             return "different" if first else by([text])
 
     shared_laws(laws, Listening([]))
-    return said
+    return output
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_laws_that_all_have_stay_and_one_message_says_so(laws: LawSet) -> None:
 
 
 def test_laws_of_another_stage_are_not_compared(laws: LawSet) -> None:
-    said = spoken(replace(laws, symmetries=()))
-    parameters, names = json.loads(said[1])
-    agreement = Answers([said[0].replace(parameters, "stage"), json.dumps(["stage", names])])
+    text = spoken(replace(laws, symmetries=()))
+    parameters, names = json.loads(text[1])
+    agreement = Answers([text[0].replace(parameters, "stage"), json.dumps(["stage", names])])
     assert shared_laws(laws, agreement).names == laws.names

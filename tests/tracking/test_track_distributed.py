@@ -125,8 +125,8 @@ MODES = {
 
 
 def tracked(rank: int, folder: Path) -> None:
-    found = {mode: summary(run(rank, built(), folder)) for mode, run in MODES.items()}
-    (folder / f"tracked {rank}.json").write_text(json.dumps(found))
+    result = {mode: summary(run(rank, built(), folder)) for mode, run in MODES.items()}
+    (folder / f"tracked {rank}.json").write_text(json.dumps(result))
 
 
 SCENES: list[Scene] = [tracked]
@@ -145,14 +145,14 @@ def test_the_ledger_of_a_distributed_run_is_that_of_the_whole(two_processes: Pat
     expected = summary(alone())
     for by_mode in found_by(two_processes):
         for mode in modes:
-            found = by_mode[mode]
-            assert found["residual"] < 1e-13, mode
-            assert not found["alarms"], mode
-            assert len(found["entries"]) == len(expected["entries"]), mode
-            for ours, theirs in zip(found["entries"], expected["entries"], strict=True):
+            result = by_mode[mode]
+            assert result["residual"] < 1e-13, mode
+            assert not result["alarms"], mode
+            assert len(result["entries"]) == len(expected["entries"]), mode
+            for ours, theirs in zip(result["entries"], expected["entries"], strict=True):
                 assert ours[:2] == theirs[:2], mode
                 assert ours[2:] == pytest.approx(theirs[2:], rel=1e-6, abs=1e-12), mode
-            assert found["errors"] == pytest.approx(expected["errors"], rel=1e-6), mode
+            assert result["errors"] == pytest.approx(expected["errors"], rel=1e-6), mode
     with RunStore(two_processes / "runs.db") as store:
         assert sorted(store.runs()) == ["ddp", "fsdp", "tp"]
         assert all(store.steps(name) == [1, 2, 3, 4] for name in store.runs()), "one process writes"
@@ -161,11 +161,11 @@ def test_the_ledger_of_a_distributed_run_is_that_of_the_whole(two_processes: Pat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_all_reduce_that_was_skipped_shows_in_its_laws_at_its_step(two_processes: Path) -> None:
-    first, second = (found["not reduced"] for found in found_by(two_processes))
+    first, second = (result["not reduced"] for result in found_by(two_processes))
     laws = recognize(decoder(kv_heads=2))
     touched = {symmetry.name for symmetry in laws if KEY in symmetry.parameters}
-    for found in (first, second):
+    for result in (first, second):
         # The comparison of replicas names the tensor, once the other process has shown its own, and explains the laws.
-        alarmed = {law for step, law in found["alarms"] if step == WHEN}
+        alarmed = {law for step, law in result["alarms"] if step == WHEN}
         assert alarmed == {KEY} or alarmed - {KEY} == touched
-        assert not [step for step, _ in found["alarms"] if step < WHEN]
+        assert not [step for step, _ in result["alarms"] if step < WHEN]

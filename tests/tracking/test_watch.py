@@ -371,9 +371,9 @@ def test_clipping_by_value_is_recognised_and_not_called_wrong() -> None:
 
 
 def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp_path: Path) -> None:
-    kept = [step for step in range(1, 4001) if is_detailed(step, 250)]
-    assert kept[:500] == list(range(1, 501))
-    assert len(kept) == 500 + 250 + 250 + 250
+    detailed = [step for step in range(1, 4001) if is_detailed(step, 250)]
+    assert detailed[:500] == list(range(1, 501))
+    assert len(detailed) == 500 + 250 + 250 + 250
     run(steps=12, monitor={"sinks": SQLite(tmp_path / "runs.db", detail=2), "run": "one"})
     with RunStore(tmp_path / "runs.db") as store:
         assert store.steps("one") == list(range(1, 13))

@@ -38,9 +38,9 @@ def scrambled(model: nn.Module, laws: LawSet, swaps: list[Symmetry]) -> nn.Modul
 
 def test_units_of_any_activation_are_found_and_nothing_else() -> None:
     model, x = two_layers()
-    found = exchanges(model, x)
-    assert [s.n for s in found] == [9, 6]
-    assert {s.parameters for s in found} == {("0.weight", "0.bias", "2.weight"), ("2.weight", "2.bias", "4.weight")}
+    result = exchanges(model, x)
+    assert [s.n for s in result] == [9, 6]
+    assert {s.parameters for s in result} == {("0.weight", "0.bias", "2.weight"), ("2.weight", "2.bias", "4.weight")}
 
 
 def test_units_that_differ_are_not_exchanged() -> None:
@@ -58,12 +58,12 @@ def test_units_that_differ_are_not_exchanged() -> None:
 def test_heads_units_and_the_stream_of_a_transformer() -> None:
     case = named("nanoGPT, width 4").subject()
     case.model.eval()
-    found = exchanges(case.model, *case.args, **case.kwargs)
+    result = exchanges(case.model, *case.args, **case.kwargs)
     before = outputs(case.model, case.args, case.kwargs)
-    assert {"heads", "units"} == {s.family for s in found}
-    stream = max(found, key=lambda s: len(s.legs))
+    assert {"heads", "units"} == {s.family for s in result}
+    stream = max(result, key=lambda s: len(s.legs))
     assert any("wte" in name for name in stream.parameters)
-    move(case.model, {s: s.element(generator=torch.Generator().manual_seed(3)) for s in found})
+    move(case.model, {s: s.element(generator=torch.Generator().manual_seed(3)) for s in result})
     assert difference(before, outputs(case.model, case.args, case.kwargs)) < 1e-10
 
 
@@ -112,10 +112,10 @@ def test_checkpoints_that_differ_by_a_gauge_are_brought_together_and_have_one_re
     a, b = (canonical(one, laws=laws, exchanges=swaps) for one in (model, other))
     assert max(difference(a[n], b[n]) for n in a) < 1e-8
     before = outputs(other, args, kwargs)
-    found = align(model, other, laws=laws, exchanges=swaps)
-    assert found.before > 1
-    assert found.after < 1e-6 * found.before
-    assert max(found.remains.values()) < 1e-6
+    result = align(model, other, laws=laws, exchanges=swaps)
+    assert result.before > 1
+    assert result.after < 1e-6 * result.before
+    assert max(result.remains.values()) < 1e-6
     assert difference(before, outputs(other, args, kwargs)) < 1e-10
     with torch.no_grad():
         next(iter(model.parameters())).mul_(1.02)

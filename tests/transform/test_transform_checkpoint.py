@@ -98,9 +98,9 @@ def test_tied_copies_in_the_files_move_along(tmp_path: Path) -> None:
     from conserved.transform import move
 
     move(checkpoint, {stream: torch.tensor(2.0)})
-    found = load_file(tmp_path / "out/m.safetensors")
-    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
-    assert torch.equal(found["lm_head.weight"], 2 * weights["model.embed_tokens.weight"])
+    result = load_file(tmp_path / "out/m.safetensors")
+    assert torch.equal(result["lm_head.weight"], result["model.embed_tokens.weight"])
+    assert torch.equal(result["lm_head.weight"], 2 * weights["model.embed_tokens.weight"])
 
 
 WORDS = ["the cat sat on the mat", "a dog ran", "the mat ran on a cat sat dog"]
@@ -177,9 +177,9 @@ def test_files_with_other_tensors_than_the_model_are_left_alone_by_name_or_loade
     words = ["equalize", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--load", "--json"]
     assert run(monkeypatch, *words) == 0
     assert any("experts" in tensor for tensor in json.loads(capsys.readouterr().out)["tensors"])
-    found = type(model).from_pretrained(tmp_path / "out", local_files_only=True)
-    torch.testing.assert_close(found(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
-    changed = dict(found.named_parameters())["model.layers.0.mlp.experts.down_proj"]
+    result = type(model).from_pretrained(tmp_path / "out", local_files_only=True)
+    torch.testing.assert_close(result(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
+    changed = dict(result.named_parameters())["model.layers.0.mlp.experts.down_proj"]
     assert not torch.equal(changed, model.model.layers[0].mlp.experts.down_proj)
 
 
@@ -201,11 +201,11 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
     some = next((tmp_path / "in").glob("*.safetensors"))
     stray = tmp_path / "in" / "consolidated.safetensors"
     stray.write_bytes(some.read_bytes())
-    found = Checkpoint(tmp_path / "in", tmp_path / "out")
-    with found.complete():
+    result = Checkpoint(tmp_path / "in", tmp_path / "out")
+    with result.complete():
         pass
     assert (tmp_path / "out" / stray.name).is_file()
-    assert len(found) == len(json.loads(index.read_text())["weight_map"])
+    assert len(result) == len(json.loads(index.read_text())["weight_map"])
     (tmp_path / "in" / "model.safetensors").write_bytes(some.read_bytes())
     with pytest.raises(UnmovableError, match="does not list it"):
         Checkpoint(tmp_path / "in")

@@ -91,9 +91,9 @@ class TestFalseSymmetriesAreNotTaken:
 
     def test_units_of_two_that_rotary_angles_or_norms_tell_apart(self) -> None:
         model = from_config("Qwen3").double()
-        found = exchanges(model, input_ids=IDS)
+        result = exchanges(model, input_ids=IDS)
         before = model(IDS).logits
-        for unit in found:
+        for unit in result:
             moved = copy.deepcopy(model)
             move(moved, {unit: torch.arange(unit.n).flip(0)})
             assert difference(before, moved(IDS).logits) < 1e-6, unit.name
@@ -269,11 +269,11 @@ class TestCheckpointsOfOneOrbit:
         again = canonical(a, laws=laws, exchanges=swaps)
         assert max(difference(a[n], again[n]) for n in a) < 1e-8
         before = copy.deepcopy(other)
-        found = align(model, other, x)
-        assert found.after < 1e-7 * found.before
+        result = align(model, other, x)
+        assert result.after < 1e-7 * result.before
         with torch.no_grad():
             assert difference(model(x), other(x)) < 1e-10
-        for symmetry, element in found.steps:
+        for symmetry, element in result.steps:
             move(before, {symmetry: element})
         assert max(difference(p, q) for p, q in zip(other.parameters(), before.parameters(), strict=True)) < 1e-9
 
@@ -291,8 +291,8 @@ class TestCheckpointsOfOneOrbit:
         a, b = (nn.Sequential(*(nn.Linear(m, n, bias=False) for m, n in sizes)).double() for _ in range(2))
         x = torch.randn(3, 5, dtype=torch.float64)
         before = b(x)
-        found = align(a, b, x)
-        assert found.after < found.before
+        result = align(a, b, x)
+        assert result.after < result.before
         assert difference(before, b(x)) < 1e-8
 
     def test_laws_are_zero_at_the_balanced_point_however_many_rounds_it_takes(self) -> None:
@@ -396,7 +396,7 @@ class Decaying(nn.Module):
 def test_channels_with_powers_of_their_own_may_change_places() -> None:
     model, x = Decaying(), torch.randn(4, 5, 3)
     before = model(x)
-    found = exchanges(model, x)
-    assert any(set(s.parameters) == {"rate", "a.weight", "a.bias", "b.weight"} for s in found)
-    move(model, {s: torch.tensor([1, 0]) for s in found if s.n == 2})
+    result = exchanges(model, x)
+    assert any(set(s.parameters) == {"rate", "a.weight", "a.bias", "b.weight"} for s in result)
+    move(model, {s: torch.tensor([1, 0]) for s in result if s.n == 2})
     assert torch.allclose(model(x), before, atol=1e-6)

@@ -93,9 +93,9 @@ def quaternions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     examples = Path(__file__).parents[2] / "examples"
     monkeypatch.syspath_prepend(examples)
     monkeypatch.delitem(sys.modules, "custom_kind", raising=False)
-    found = runpy.run_path(str(examples / "moving_along_my_kind.py"))
+    result = runpy.run_path(str(examples / "moving_along_my_kind.py"))
     capsys.readouterr()
-    return found
+    return result
 
 
 def moved_at_random(law: Symmetry, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -139,8 +139,8 @@ def test_a_kind_that_does_not_say_how_it_is_undone_moves_nothing() -> None:
     assert f"{law.name} was left alone: scaling in threes defines no inverse" in str(near)
     assert near.steps == ()
     with pytest.warns(UserWarning, match="scaling in threes defines no representative of an orbit"):
-        found = canonical(weights, laws=LawSet(symmetries=(law,)))
-    assert all(torch.equal(weights[name], state[name]) for state in (done.state, found) for name in weights)
+        result = canonical(weights, laws=LawSet(symmetries=(law,)))
+    assert all(torch.equal(weights[name], state[name]) for state in (done.state, result) for name in weights)
     moved = law.act(weights, element)
     assert not torch.equal(moved["q"], weights["q"])
     torch.testing.assert_close(moved["q"].mT @ moved["k"], weights["q"].mT @ weights["k"])
@@ -186,9 +186,9 @@ def test_a_kind_of_ones_own_has_fingerprints_and_is_aligned(quaternions: dict[st
     weights = {name: value.detach().clone() for name, value in quaternions["model"].named_parameters()}
     other = moved_at_random(law, weights)
     assert fingerprint(weights, laws=laws).difference(fingerprint(other, laws=laws)) < 1e-9
-    found = align(weights, other, laws=laws)
-    assert found.after < 1e-9 * found.before
-    torch.testing.assert_close(found.state, weights)
+    result = align(weights, other, laws=laws)
+    assert result.after < 1e-9 * result.before
+    torch.testing.assert_close(result.state, weights)
 
 
 @pytest.mark.parametrize("objective", ["balanced", "range", "activation"])
@@ -196,15 +196,15 @@ def test_what_scales_for_a_kind_of_ones_own_is_what_positive_scalings_get(object
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 4, bias=False)).double()
     batches = [torch.randn(8, 5, dtype=torch.float64)]
-    found = []
+    result = []
     for kind in (Scaling(), Factors()):
         one = copy.deepcopy(model)
         law = replace(symmetries_of(model, *batches).symmetries[0], kind=kind)
         done = equalize(one, laws=[law], objective=objective, batches=batches, spaces="all")
         assert done.skipped == {}
-        found.append([p.detach() for p in one.parameters()])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=0)
-    assert not torch.allclose(found[1][0], model[0].weight, rtol=0.1)
+        result.append([p.detach() for p in one.parameters()])
+    torch.testing.assert_close(result[0], result[1], rtol=1e-12, atol=0)
+    assert not torch.allclose(result[1][0], model[0].weight, rtol=0.1)
 
 
 def test_layers_that_a_kind_of_ones_own_scales_are_mapped() -> None:

@@ -27,27 +27,27 @@ SMALL: dict[str, Any] = {
 
 
 def plain(model: nn.Module) -> dict[str, set[str]]:
-    found = mappings(model)
-    assert all(isinstance(one, LayerMapping) and one.reason for one in found)
-    return {one.smooth[0]: set(one.balance) for one in found if isinstance(one, LayerMapping)}
+    result = mappings(model)
+    assert all(isinstance(one, LayerMapping) and one.reason for one in result)
+    return {one.smooth[0]: set(one.balance) for one in result if isinstance(one, LayerMapping)}
 
 
 def test_a_llama_has_the_four_mappings_of_the_registries_and_its_head() -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
-    found, layer = plain(model), "model.layers.1."
-    assert found[f"{layer}input_layernorm"] == {f"{layer}self_attn.{p}_proj" for p in "qkv"}
-    assert found[f"{layer}self_attn.v_proj"] == {f"{layer}self_attn.o_proj"}
-    assert found[f"{layer}post_attention_layernorm"] == {f"{layer}mlp.{p}_proj" for p in ("gate", "up")}
-    assert found[f"{layer}mlp.up_proj"] == {f"{layer}mlp.down_proj"}
-    assert found["model.norm"] == {"lm_head"}
+    result, layer = plain(model), "model.layers.1."
+    assert result[f"{layer}input_layernorm"] == {f"{layer}self_attn.{p}_proj" for p in "qkv"}
+    assert result[f"{layer}self_attn.v_proj"] == {f"{layer}self_attn.o_proj"}
+    assert result[f"{layer}post_attention_layernorm"] == {f"{layer}mlp.{p}_proj" for p in ("gate", "up")}
+    assert result[f"{layer}mlp.up_proj"] == {f"{layer}mlp.down_proj"}
+    assert result["model.norm"] == {"lm_head"}
 
 
 def test_double_norms_are_read_right() -> None:
     """SmoothQuant's default mapping divides Gemma-2's post_attention_layernorm, which the MLP does not read."""
     model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SMALL))
-    found = plain(model)
-    assert "model.layers.0.post_attention_layernorm" not in found
-    assert found["model.layers.0.pre_feedforward_layernorm"] == {
+    result = plain(model)
+    assert "model.layers.0.post_attention_layernorm" not in result
+    assert result["model.layers.0.pre_feedforward_layernorm"] == {
         f"model.layers.0.mlp.{part}_proj" for part in ("gate", "up")
     }
 
@@ -56,9 +56,9 @@ def test_double_norms_are_read_right() -> None:
 def test_layers_that_are_alike_are_one_pattern(form: str) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
     names = [name for name, _ in model.named_modules()]
-    found: Any = mappings(model, format=form)
-    assert len(found) == 5
-    for one in found:
+    result: Any = mappings(model, format=form)
+    assert len(result) == 5
+    for one in result:
         patterns = [one["smooth_layer"], *one["balance_layers"]]
         assert all(pattern.startswith("re:") == (form == "llmcompressor") for pattern in patterns)
         for pattern in patterns:
@@ -69,8 +69,8 @@ def test_layers_that_are_alike_are_one_pattern(form: str) -> None:
 def test_shared_value_heads_are_listed_and_left_out_of_forms_that_cannot_say_them() -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 2}))
     assert "model.layers.0.self_attn.v_proj" in plain(model)
-    found: Any = mappings(model, format="llmcompressor")
-    assert not any("v_proj" in one["smooth_layer"] for one in found)
+    result: Any = mappings(model, format="llmcompressor")
+    assert not any("v_proj" in one["smooth_layer"] for one in result)
 
 
 class Odd(nn.Module):
@@ -115,19 +115,19 @@ def test_a_pattern_finds_the_layers_it_is_for_and_no_others() -> None:
         for mapping in mappings(model, torch.randn(3, 8))
         if not isinstance(mapping, dict)
     }
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for one in mappings(model, torch.randn(3, 8), format="llmcompressor"):
         assert isinstance(one, dict)
         for smooth in (name for name in names if re.match(one["smooth_layer"][3:], name)):
             parent = smooth.split(".")[0]
             near = [name for name in names if name.startswith(parent)]
-            found[smooth] = {n for pattern in one["balance_layers"] for n in near if re.match(pattern[3:], n)}
-    assert found == wanted
+            result[smooth] = {n for pattern in one["balance_layers"] for n in near if re.match(pattern[3:], n)}
+    assert result == wanted
 
 
 def test_a_model_that_is_in_no_registry() -> None:
-    found = mappings(Odd(), torch.randn(2, 8))
-    listed = {one.smooth: one.balance for one in found if isinstance(one, LayerMapping)}
+    result = mappings(Odd(), torch.randn(2, 8))
+    listed = {one.smooth: one.balance for one in result if isinstance(one, LayerMapping)}
     assert listed == {("norm",): ("a", "b"), ("a",): ("out",)}
 
 

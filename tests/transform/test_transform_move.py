@@ -34,8 +34,8 @@ SAMPLE = [
 
 def outputs(model: nn.Module, args: Any, kwargs: Any) -> Tensor:
     with torch.no_grad(), float64.kept():
-        found = [t.flatten() for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
-    return torch.cat([t.double() for t in found])
+        result = [t.flatten() for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
+    return torch.cat([t.double() for t in result])
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -78,8 +78,8 @@ def test_every_gauge_at_once_leaves_the_fingerprint_and_is_undone_by_align(name:
     prints = [fingerprint(one, **inputs) for one in (model, other)]
     assert prints[0].digest == prints[1].digest
     assert prints[0].difference(prints[1]) < 1e-5
-    found = align(model, other, **inputs)
-    assert found.after < 1e-5 * found.before
+    result = align(model, other, **inputs)
+    assert result.after < 1e-5 * result.before
 
 
 def test_the_canonical_form_does_not_depend_on_the_rotation_of_the_stream() -> None:

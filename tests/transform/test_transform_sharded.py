@@ -23,9 +23,9 @@ def moved_when_sharded(rank: int, folder: Path) -> None:
     plain = dict(model.state_dict())
     state: dict[str, Tensor] = {n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in plain.items()}
     element = torch.linspace(0.5, 2, 7)
-    found = move(state, {"neurons": element}, laws=laws).state
+    result = move(state, {"neurons": element}, laws=laws).state
     wanted = move(plain, {"neurons": element}, laws=laws).state
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         assert isinstance(tensor, DTensor)
         assert tensor.placements == (Shard(0),)
         assert torch.equal(tensor.full_tensor(), wanted[name])

@@ -74,13 +74,13 @@ def test_predicted_noise_is_a_sum_over_entries() -> None:
         squares={"w": x.square().mean(0)[None]},
         outputs={"w": (0,)},
     )
-    found = reader_noise("w", weight, sizes)
+    result = reader_noise("w", weight, sizes)
     m, top = x.square().mean(0), float(weight.abs().max())
     signal = sum(float(weight[i, j] ** 2 * m[j]) for i in range(3) for j in range(4))
     whole = sum(top**2 * float(m[j]) for _ in range(3) for j in range(4)) / signal
     rows = sum(float(weight[i].abs().max() ** 2 * m[j]) for i in range(3) for j in range(4)) / signal
     inputs = sum(float(x.abs().max() ** 2 * weight[i, j] ** 2) for i in range(3) for j in range(4)) / signal
-    assert [found.tensor, found.output, found.inputs] == pytest.approx([whole, rows, inputs])
+    assert [result.tensor, result.output, result.inputs] == pytest.approx([whole, rows, inputs])
 
 
 @pytest.mark.parametrize("way", ["tensor", "output", "inputs"])
@@ -109,15 +109,15 @@ def test_a_space_between_weights_is_moved_only_where_rounding_is_predicted_to_ga
         # rounding weights loses, for up's row gets small and down's column large.
         model.gate.bias[3] += 40
     laws = symmetries_of(model, x)
-    found = {
+    result = {
         rounded: equalize(copy.deepcopy(model), laws=laws, objective="activation", batches=[x], rounded=rounded)
         for rounded in ("both", "weights", "any")
     }
-    assert "gated_neurons" in found["both"].moved.moved
-    assert found["both"].after["gated_neurons"] < 0.5 * found["both"].before["gated_neurons"]
+    assert "gated_neurons" in result["both"].moved.moved
+    assert result["both"].after["gated_neurons"] < 0.5 * result["both"].before["gated_neurons"]
     for rounded in ("weights", "any"):
-        assert "noisier" in found[rounded].skipped["gated_neurons"]
-        assert "norm.gain" in found[rounded].moved.moved
+        assert "noisier" in result[rounded].skipped["gated_neurons"]
+        assert "norm.gain" in result[rounded].moved.moved
 
 
 def test_what_improves_is_what_is_rounded() -> None:

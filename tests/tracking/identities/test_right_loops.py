@@ -147,14 +147,14 @@ def gradients_combined_by_hand() -> Monitor:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     with Monitor(model, optimizer) as monitor:
         for _ in range(5):
-            kept = []
+            saved = []
             for _ in range(3):
                 x, y = batch()
                 optimizer.zero_grad()
                 F.cross_entropy(model(x), y).backward()
-                kept.append([p.grad.clone() for p in model.parameters()])
-            sizes = [float(torch.cat([g.flatten() for g in gradients]).norm()) for gradients in kept]
-            for p, *gradients in zip(model.parameters(), *kept, strict=True):
+                saved.append([p.grad.clone() for p in model.parameters()])
+            sizes = [float(torch.cat([g.flatten() for g in gradients]).norm()) for gradients in saved]
+            for p, *gradients in zip(model.parameters(), *saved, strict=True):
                 p.grad = sum(g / size for g, size in zip(gradients, sizes, strict=True))
             optimizer.step()
             monitor.step()
@@ -463,12 +463,12 @@ def one_row_of_an_embedding_is_trained_and_the_others_are_put_back() -> Monitor:
     with Monitor(model, optimizer) as monitor:
         for _ in range(6):
             x, y = tokens()
-            kept = model.embedding.weight.detach().clone()
+            saved = model.embedding.weight.detach().clone()
             optimizer.zero_grad()
             F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
             optimizer.step()
             with torch.no_grad():
-                model.embedding.weight[1:] = kept[1:]
+                model.embedding.weight[1:] = saved[1:]
             monitor.step()
     return monitor
 
@@ -480,7 +480,7 @@ def a_step_that_makes_the_loss_worse_is_taken_back() -> Monitor:
     with Monitor(model, optimizer) as monitor:
         for _ in range(8):
             x, y = batch("vectors")
-            kept = copy.deepcopy(model.state_dict())
+            saved = copy.deepcopy(model.state_dict())
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
@@ -488,7 +488,7 @@ def a_step_that_makes_the_loss_worse_is_taken_back() -> Monitor:
             with torch.no_grad():
                 if float(F.cross_entropy(model(x), y)) > float(loss):
                     for name, p in model.named_parameters():
-                        p.copy_(kept[name])
+                        p.copy_(saved[name])
             monitor.step()
     return monitor
 

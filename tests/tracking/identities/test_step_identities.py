@@ -155,8 +155,8 @@ def _clamp(model: Any) -> None:
 
 
 def _swap_and_back(model: Any) -> None:
-    kept = [p.detach().clone() for p in model.parameters()]
-    for p, value in zip(model.parameters(), kept, strict=True):
+    saved = [p.detach().clone() for p in model.parameters()]
+    for p, value in zip(model.parameters(), saved, strict=True):
         p.data.zero_()
         p.data.copy_(value)
 

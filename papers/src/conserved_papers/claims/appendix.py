@@ -102,16 +102,16 @@ def full_section(claim: Claim, record: Record) -> str:
 
 def relations(claim: Claim) -> list[str]:
     """Which claims it falls with, replaces or is replaced by, in sentences."""
-    said = (
+    output = (
         (claim.under, "It falls with `{}` and is not counted again."),
         (claim.corrected_by, "Instead, `{}` holds."),
         (claim.corrects, "It replaces `{}`."),
     )
-    found = [text.format(code) for code, text in said if code]
+    result = [text.format(code) for code, text in output if code]
     below = [other.code for other in claims() if other.under == claim.code]
     if below:
-        found.append(f"With it fall {', '.join(f'`{code}`' for code in below)}.")
-    return found
+        result.append(f"With it fall {', '.join(f'`{code}`' for code in below)}.")
+    return result
 
 
 def lines_page(document: str, first: int, last: int) -> str:
@@ -127,9 +127,9 @@ def lines_page(document: str, first: int, last: int) -> str:
 
 
 def _row(sentence: Sentence) -> str:
-    judged = ", ".join(map(appendix_link, sentence.codes)) if sentence.codes else f"*{sentence.reason}*"
+    decided = ", ".join(map(appendix_link, sentence.codes)) if sentence.codes else f"*{sentence.reason}*"
     words = typeset(sentence.words).replace("|", "\\|")
-    return f"| {format_lines(sentence.lines).split(' ', 1)[1]} | {words} | {judged} |\n"
+    return f"| {format_lines(sentence.lines).split(' ', 1)[1]} | {words} | {decided} |\n"
 
 
 def appendix_link(code: str) -> str:

@@ -46,11 +46,11 @@ def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) 
 
 @claim("blog.T1")
 def norm_law(*, quantities: Quantities = norm_difference) -> Verdict:
-    found = laws_hold(relu_attention, (5, 3), quantities, size=SIZE)
+    result = laws_hold(relu_attention, (5, 3), quantities, size=SIZE)
     return (
-        by_steps("Both squared norms change by the same amount.", "", *euler(), beside=found.evidence)
-        if found.holds
-        else found
+        by_steps("Both squared norms change by the same amount.", "", *euler(), beside=result.evidence)
+        if result.holds
+        else result
     )
 
 
@@ -61,8 +61,8 @@ def norm_law_complete(*, build: Build = relu_attention, quantities: Quantities =
 
 @claim("blog.T1.wide")
 def wide_law(*, build: Build = wide_relu_attention, quantities: Quantities = norm_difference) -> Verdict:
-    found = laws_hold(build, (5, 3), quantities, size="d = 3 and two outputs")
-    return by_steps("Neither enters the argument.", "", *euler(), beside=found.evidence) if found.holds else found
+    result = laws_hold(build, (5, 3), quantities, size="d = 3 and two outputs")
+    return by_steps("Neither enters the argument.", "", *euler(), beside=result.evidence) if result.holds else result
 
 
 DESCENT = """\
@@ -334,14 +334,14 @@ def transformer_coupling(*, plus: tuple[str, str] = ("qk", "v")) -> Verdict:
             optimizer.step()
         drift.append(float((watch(dict(model.named_parameters())).detach() - start).norm()))
     order = exponent(sizes, drift)
-    found = decide(
+    result = decide(
         order < 0.3,
         "The drift does not depend on the step: the flow itself changes the difference.",
         "The drift vanishes with the step.",
         Evidence(what="order of the drift in the step, below 0.3 (a law has 1)", value=order, limit=0.3, samples=3),
         Evidence(what="drift at the smallest step", value=drift[-1]),
     )
-    return answer("Not this one: with softmax each of Q, K and V, O has a law of its own (paper.T4.3).", found)
+    return answer("Not this one: with softmax each of Q, K and V, O has a law of its own (paper.T4.3).", result)
 
 
 @claim("blog.Q2")
@@ -410,8 +410,8 @@ def head_norm_differences(theta: Parameters) -> Tensor:
 
 @claim("blog.Q3")
 def heads_complete(*, quantities: Quantities = head_norm_differences) -> Verdict:
-    found = all_laws(ReluHeads, (5, 3), quantities, size="two heads of d = 3")
-    return answer("Not at all: each head keeps its own ‖W_h‖² − ‖V_h‖², and there is no further law.", found)
+    result = all_laws(ReluHeads, (5, 3), quantities, size="two heads of d = 3")
+    return answer("Not at all: each head keeps its own ‖W_h‖² − ‖V_h‖², and there is no further law.", result)
 
 
 def scalar_relu(w: Fraction, v: Fraction, x: Fraction) -> Fraction:
@@ -423,10 +423,10 @@ def scalar_relu(w: Fraction, v: Fraction, x: Fraction) -> Fraction:
 def functional_coupling(*, attention: Callable[[Fraction, Fraction, Fraction], Any] = scalar_relu) -> Verdict:
     inputs = [Fraction(n, 2) for n in range(-4, 5)]
     same = all(attention(Fraction(1), Fraction(6), x) == attention(Fraction(2), Fraction(3), x) for x in inputs)
-    found = by_steps(
+    result = by_steps(
         "Norms 1, 6 and 2, 3 belong to one function.",
         "Different norms belong to different functions.",
         ("relu(W_QK x²) x W_V is 6 relu(x²) x for (W_QK, W_V) = (1, 6) and (2, 3), nine inputs as fractions", same),
         scope="by an example",
     )
-    return answer("No: one function has every ratio of norms; the law says where on that curve training stays.", found)
+    return answer("No: one function has every ratio of norms; the law says where on that curve training stays.", result)

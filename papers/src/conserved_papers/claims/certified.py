@@ -68,11 +68,11 @@ def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]]) -> l
     return affine_forms(torch.func.jacrev(lambda vector: quantities(named(vector, shapes)).flatten()), shapes)
 
 
-def affine_forms(slope: Callable[[Tensor], Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
+def affine_forms(grad: Callable[[Tensor], Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
     """Forms by their gradients, which are affine, so values at zero and at unit vectors suffice."""
     units = torch.eye(sum(math.prod(shape) for shape in shapes.values()), dtype=torch.float64)
-    constant = slope(torch.zeros_like(units[0]))
-    columns = torch.func.vmap(slope)(units) - constant
+    constant = grad(torch.zeros_like(units[0]))
+    columns = torch.func.vmap(grad)(units) - constant
     return [
         Form(
             quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
@@ -123,16 +123,18 @@ def all_laws(
     witness: Witness | None = None,
 ) -> Verdict:
     """Whether the quantities are all laws there are: as many independent ones as the certificate allows."""
-    found = certificate(build, shape, loss)
-    contents = found.contents
+    result = certificate(build, shape, loss)
+    contents = result.contents
     forms = [] if quantities is None else forms_of(quantities, contents.parameters)
     independent = rank(gradients(forms, contents.theta)) if forms else 0
-    at_most = Evidence(what=f"independent laws that exist at most, {size}", value=found.at_most, proof=True)
+    at_most = Evidence(what=f"independent laws that exist at most, {size}", value=result.at_most, proof=True)
     what = "independent quantities listed" + (", each a law by a symbolic argument" if forms else "")
-    listed = Evidence(what=what, value=independent, limit=found.at_most, proof=True)
-    if not found.verdict.holds or (independent < found.at_most and not found.complete):
-        return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
-    if independent == found.at_most:
+    listed = Evidence(what=what, value=independent, limit=result.at_most, proof=True)
+    if not result.verdict.holds or (independent < result.at_most and not result.complete):
+        return Verdict(
+            status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {result.verdict.message}"
+        )
+    if independent == result.at_most:
         if quantities is not None and not proved(contents, forms):
             return laws_hold(build, shape, quantities, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
@@ -141,9 +143,9 @@ def all_laws(
         )
         typed = typed_laws(build, shape, forms, contents, loss) if forms else None
         scope = f"the laws by rules that name no size, that there are no others at {size}" if typed else f"at {size}"
-        message = f"{exactly} {found.parameters} parameters."
+        message = f"{exactly} {result.parameters} parameters."
         return confirm(message, at_most, listed, scope=scope, beside=(typed,) if typed else ())
-    short = independent < found.at_most
+    short = independent < result.at_most
     message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
     return refute(message, at_most, listed, witness=witness)
 
@@ -171,28 +173,32 @@ def constraints_characterise(
     build: Build, shape: tuple[int, ...], constraints: Constraints, *, size: str, witness: Witness | None = None
 ) -> Verdict:
     """Whether the solutions of a PDE at θ are exactly the gradients orthogonal to all fields."""
-    found = certificate(build, shape)
-    contents, theta = found.contents, torch.tensor(found.contents.theta, dtype=torch.float64)
+    result = certificate(build, shape)
+    contents, theta = result.contents, torch.tensor(result.contents.theta, dtype=torch.float64)
     shapes = contents.parameters
     here = named(theta, shapes)
     matrix = torch.func.jacrev(lambda g: constraints(here, named(g, shapes)).flatten())(torch.zeros_like(theta))
     exact = fractions(matrix.tolist())
-    solutions = found.parameters - rank(exact)
+    solutions = result.parameters - rank(exact)
     fields = sum(len(word) == 1 for word in contents.words)
     moves = _symmetry_moves(build, shapes)
     directions = gradients(moves, contents.theta)
     solved = not moves or not (exact @ directions.T).any()
     spanned = (rank(directions) if moves else 0) == solutions
     unmoved = not moves or proved(contents, moves)
-    proof = found.verdict == Verdict.PROVED and solved and spanned and unmoved
+    proof = result.verdict == Verdict.PROVED and solved and spanned and unmoved
     evidence = (
         Evidence(what=f"dimension of the solutions at a rational θ, {size}", value=solutions, proof=proof),
-        Evidence(what=f"independent gradient fields there, in balls, of {found.parameters}", value=fields, proof=proof),
+        Evidence(
+            what=f"independent gradient fields there, in balls, of {result.parameters}", value=fields, proof=proof
+        ),
         Evidence(what="symmetries that span the solutions, by a symbolic argument", value=len(moves), proof=proof),
     )
-    good = proof and fields + solutions == found.parameters
-    if found.verdict != Verdict.PROVED:
-        return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
+    good = proof and fields + solutions == result.parameters
+    if result.verdict != Verdict.PROVED:
+        return Verdict(
+            status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {result.verdict.message}"
+        )
     return decide(
         good,
         "The solutions are exactly the complement of the gradient fields.",
@@ -213,5 +219,5 @@ def _symmetry_moves(build: Build, shapes: Mapping[str, tuple[int, ...]]) -> list
         a, b = named(theta, shapes), named(gradient, shapes)
         return torch.cat([symmetry.identity(a, b).flatten() for symmetry in laws])
 
-    slope = torch.func.jacrev(pairing, argnums=1)
-    return affine_forms(lambda theta: slope(theta, torch.zeros_like(theta)), shapes)
+    grad = torch.func.jacrev(pairing, argnums=1)
+    return affine_forms(lambda theta: grad(theta, torch.zeros_like(theta)), shapes)

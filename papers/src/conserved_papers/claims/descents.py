@@ -92,7 +92,7 @@ def drifts(
     fixed = _batch(shape, generator)
     start = _watched(model, watch)
     size = float(sum(p.detach().square().sum() for p in model.parameters()))
-    found: dict[int, float] = {}
+    result: dict[int, float] = {}
     length, last = 0.0, start
     for number in range(max(steps)):
         x, noise = _batch(shape, generator) if stochastic else fixed
@@ -104,8 +104,8 @@ def drifts(
         now = _watched(model, watch)
         length, last = length + float((now - last).norm()), now
         if number + 1 in steps:
-            found[number + 1] = (length if path else float((now - start).norm())) / size
-    return [found[step] for step in steps]
+            result[number + 1] = (length if path else float((now - start).norm())) / size
+    return [result[step] for step in steps]
 
 
 def _batch(shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -147,9 +147,9 @@ def _folded_slips(line: ErrataLine) -> str:
 def _linked(text: str) -> str:
     """Let links to codes lead to their rows."""
 
-    def link(found: re.Match[str]) -> str:
-        source = found[1].partition(".")[0]
-        return f"](claims/{source}.md#{found[1]})" if source in DOCUMENTS else found[0]
+    def link(result: re.Match[str]) -> str:
+        source = result[1].partition(".")[0]
+        return f"](claims/{source}.md#{result[1]})" if source in DOCUMENTS else result[0]
 
     return re.sub(r"\]\(([\w.]+)\)", link, text)
 

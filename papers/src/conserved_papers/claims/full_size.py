@@ -129,10 +129,10 @@ def drifted(recipe: str, family: str) -> Evidence:
 def spread() -> list[Evidence]:
     """Return how evenly fields were spread, and how coherent keys were, along the stored runs."""
     fields = [run["fields"] for run in stored().values() if "fields" in run]
-    count = sum(found["rows"] for found in fields)
+    count = sum(result["rows"] for result in fields)
     where = "along stored runs at the paper's sizes, medians over heads"
-    least = min(found["participation"] for found in fields)
-    most = max(found["coherence"] for found in fields)
+    least = min(result["participation"] for result in fields)
+    most = max(result["coherence"] for result in fields)
     return [
         Evidence(what=f"least participation, {where}", value=least, samples=count),
         Evidence(what=f"largest coherence over that of Gaussian keys, {where}", value=most, samples=count),

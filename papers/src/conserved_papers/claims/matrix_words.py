@@ -23,10 +23,10 @@ class Words:
         self.terms = {word: factor for word, factor in terms.items() if factor}
 
     def __add__(self, other: Words) -> Words:
-        found = dict(self.terms)
+        result = dict(self.terms)
         for word, factor in other.terms.items():
-            found[word] = found.get(word, Fraction(0)) + factor
-        return Words(found)
+            result[word] = result.get(word, Fraction(0)) + factor
+        return Words(result)
 
     def __neg__(self) -> Words:
         return -1 * self
@@ -38,11 +38,11 @@ class Words:
         return Words({word: factor * value for word, value in self.terms.items()})
 
     def __matmul__(self, other: Words) -> Words:
-        found: dict[Word, Fraction] = {}
+        result: dict[Word, Fraction] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():
-                found[left + right] = found.get(left + right, Fraction(0)) + a * b
-        return Words(found)
+                result[left + right] = result.get(left + right, Fraction(0)) + a * b
+        return Words(result)
 
     @property
     def T(self) -> Words:  # noqa: N802
@@ -62,10 +62,10 @@ class Words:
         return self._map(lambda word: min(_same_trace(word)))
 
     def _map(self, change: Callable[[Word], Word]) -> Words:
-        found: dict[Word, Fraction] = {}
+        result: dict[Word, Fraction] = {}
         for word, factor in self.terms.items():
-            found[change(word)] = found.get(change(word), Fraction(0)) + factor
-        return Words(found)
+            result[change(word)] = result.get(change(word), Fraction(0)) + factor
+        return Words(result)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Words) and self.terms == other.terms

@@ -50,11 +50,11 @@ assert not np.allclose(A.sum(0), 1) and np.allclose(A.sum(1), 1)"""
 @claim("note.L10.index")
 def column_sums(*, axis: int = 0) -> Verdict:
     weights = fractions([[Fraction(1, 4), Fraction(3, 4)]] * 2)
-    found = weights.sum(axis=axis)
-    good = all(value == 1 for value in found)
+    result = weights.sum(axis=axis)
+    good = all(value == 1 for value in result)
     what = "sums of the rows (1/4, 3/4), (1/4, 3/4) over that index"
-    witness = Witness(data={"A": format_matrix(weights)}, claimed="(1, 1)", found=format_matrix(found), numpy=COLUMNS)
-    evidence = Evidence(what=what, value=format_matrix(found), limit="(1, 1)", proof=True)
+    witness = Witness(data={"A": format_matrix(weights)}, claimed="(1, 1)", found=format_matrix(result), numpy=COLUMNS)
+    evidence = Evidence(what=what, value=format_matrix(result), limit="(1, 1)", proof=True)
     return decide(
         good,
         "The columns sum to one.",
@@ -181,10 +181,10 @@ def scale_invariance(*, attention: Callable[[Sequence[Fraction]], BallMatrix] = 
     for x, alpha in itertools.product(cases, map(Fraction, (2, 3))):
         before, after = attention(x), attention([alpha * e for e in x])
         if surely_differs(before, after):
-            found = f"A(αX) = {number(after[0]):g}, A(X) = {number(before[0]):g}"
-            shown.append(f"X = {format_matrix(fractions(x))}, α = {alpha}: {found}")
+            result = f"A(αX) = {number(after[0]):g}, A(X) = {number(before[0]):g}"
+            shown.append(f"X = {format_matrix(fractions(x))}, α = {alpha}: {result}")
             data = {"X": format_matrix(fractions(x)), "W": 1, "α": alpha}
-            witness = witness or Witness(data=data, claimed="A(αX) = A(X)", found=found, numpy=SCALED)
+            witness = witness or Witness(data=data, claimed="A(αX) = A(X)", found=result, numpy=SCALED)
     if witness:
         return refute(
             "softmax does not see a shift of its logits. It sees a factor, and so do the values.",
@@ -252,11 +252,11 @@ assert np.linalg.eigvalsh(A @ A.T)[0] < 0.5 and (v - x * x * v) ** 2 > 0"""
 def rigorous(*, results: Sequence[str] = RESULTS) -> Verdict:
     standing = [code for code in results if claims(code)[0].check().holds]
     data = {"A": "uniform, L = 2", "token": 2, "η": 1}
-    found = "Lemma 10 and Theorem 12, among others, have counterexamples"
+    result = "Lemma 10 and Theorem 12, among others, have counterexamples"
     return decide(
         len(standing) == len(results),
         "All of them stand.",
         "Most of them have counterexamples.",
         Evidence(what="results that stand", value=", ".join(standing) or "none", limit=len(results)),
-        witness=Witness(data=data, claimed="proved", found=found, numpy=RIGOROUS),
+        witness=Witness(data=data, claimed="proved", found=result, numpy=RIGOROUS),
     )

@@ -90,15 +90,15 @@ assert np.linalg.eigvalsh(F)[0] < 1 / L and np.linalg.matrix_rank(F) == 1"""
 def positive_definite(*, gram: Callable[[Matrix], Matrix] = lambda a: a @ a.T) -> Verdict:
     count = 0
     for matrix in stochastic_matrices():
-        found = gram(matrix)
-        rest = found - fractions(np.eye(len(matrix), dtype=int)) / len(matrix)
+        result = gram(matrix)
+        rest = result - fractions(np.eye(len(matrix), dtype=int)) / len(matrix)
         count += 1
         if not positive_semidefinite(rest):
-            data = {"L": len(matrix), "A": format_matrix(matrix), "AAᵀ": format_matrix(found)}
+            data = {"L": len(matrix), "A": format_matrix(matrix), "AAᵀ": format_matrix(result)}
             says = (f"λ_min ≥ 1/{len(matrix)}", "λ_min = 0, with the eigenvector (1, −1)")
             return refute(
                 "Uniform attention, which all-zero weights give at every length, has rank one: AAᵀ is singular.",
-                Evidence(what="det AAᵀ", value=str(exact_determinant(found)), limit="> 0", proof=True),
+                Evidence(what="det AAᵀ", value=str(exact_determinant(result)), limit="> 0", proof=True),
                 witness=Witness(data=data, claimed=says[0], found=says[1], numpy=DEFINITE),
             )
     return confirm("AAᵀ − 1/L has no negative eigenvalue.", Evidence(what="matrices", value="definite", samples=count))

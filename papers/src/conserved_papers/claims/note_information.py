@@ -66,12 +66,12 @@ def information_bound(
         while inputs < 1100 and not flint.arb(inputs).log() > limit:
             inputs += 1
         uniform = fractions(np.full((length, length), Fraction(1, length), dtype=object))
-        found = information([tuple((uniform @ fractions([m] * length)).tolist()) for m in range(inputs)])
-        if found > limit:
-            shown.append(f"L = {length}: log {inputs} = {number(found):.4g} > {number(limit):.4g}")
+        result = information([tuple((uniform @ fractions([m] * length)).tolist()) for m in range(inputs)])
+        if result > limit:
+            shown.append(f"L = {length}: log {inputs} = {number(result):.4g} > {number(limit):.4g}")
             numpy = CONSTANT.format(length=length, inputs=inputs, bound=code.replace("L", str(length)))
             data = {"L": length, "d": 1, "X": f"(m, …, m), m uniform below {inputs}", "W_V": 1, "λ": 1, "A": "any"}
-            says = (f"I ≤ {statement} = {number(limit):.4g}", f"I = log {inputs} = {number(found):.4g}")
+            says = (f"I ≤ {statement} = {number(limit):.4g}", f"I = log {inputs} = {number(result):.4g}")
             witness = witness or Witness(data=data, claimed=says[0], found=says[1], numpy=numpy)
     if witness is None:
         return confirm("No channel exceeds it.", Evidence(what=f"I against {statement}", value="below", samples=3))
@@ -126,11 +126,11 @@ def information_of_the_input(*, bound: Callable[[int], Any] = lambda inputs: fli
     """For each x, p(y) ≥ p(x) where y = A(x): so −p(x) log p(y) ≤ −p(x) log p(x), with equality if x alone gives y."""
     below, equal, same, count = True, True, True, 0
     for _, outputs in channels():
-        found, shares = information(outputs), [Fraction(n, len(outputs)) for n in Counter(outputs).values()]
-        same &= bool((found - entropy(shares)).contains(0))
+        result, shares = information(outputs), [Fraction(n, len(outputs)) for n in Counter(outputs).values()]
+        same &= bool((result - entropy(shares)).contains(0))
         limit, injective = bound(len(outputs)), len(set(outputs)) == len(outputs)
-        below &= bool((limit - found).contains(0)) if injective else bool(found < limit)
-        equal &= bool((limit - found).contains(0)) is injective
+        below &= bool((limit - result).contains(0)) if injective else bool(result < limit)
+        equal &= bool((limit - result).contains(0)) is injective
         count += 1
     return by_steps(
         "The output is a function of the input: nothing is added, and nothing lost if no two outputs coincide.",
@@ -278,10 +278,10 @@ def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = squares) -> V
         identity = fractions(np.eye(length, dtype=int))
         spread, sharp = (sum(entropy(row) for row in a) for a in (uniform, identity))
         opposite &= bool(measure(identity) > measure(uniform) and sharp < spread)
-    found = by_steps(
+    result = by_steps(
         "note.L13.corrected is the connection.",
         "The measure grows with the entropy.",
         ("one-hot rows have the largest norm and no entropy, uniform rows the smallest norm and L log L", opposite),
         scope="at L = 2, 4, 8",
     )
-    return answer("It runs the other way: the larger the norm, the less entropy a row can have.", found)
+    return answer("It runs the other way: the larger the norm, the less entropy a row can have.", result)

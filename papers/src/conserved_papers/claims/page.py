@@ -70,8 +70,8 @@ def main() -> None:
         write_pages()
         return
 
-    def tell(claim: Claim, place: int, count: int) -> None:
-        sys.stderr.write(f"{place + 1}/{count} {claim.code}\n")
+    def tell(claim: Claim, index: int, count: int) -> None:
+        sys.stderr.write(f"{index + 1}/{count} {claim.code}\n")
 
     chosen = [claim for pattern in given.only for claim in claims(pattern)] if given.only else claims()
     finished = list(outcomes(chosen, progress=tell))

@@ -112,11 +112,11 @@ def distance_from_parallel(scale: float) -> float:
     """Return how far ∇_θ f(cz) is from that of the parallel network, relatively, at inputs of one scale c."""
     model = Layers(3, (1, "silu", 3, "swiglu")).build()
     x = scale * torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = []
+    result = []
     for model.parallel in (False, True):
         gradients = torch.autograd.grad(model(x)[0, 0], list(model.parameters()))
-        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    return float((found[0] - found[1]).norm() / found[1].norm())
+        result.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    return float((result[0] - result[1]).norm() / result[1].norm())
 
 
 @claim("paper.open.depth")
@@ -125,8 +125,8 @@ def any_depth(*, networks: Sequence[Layers] = NETWORKS, gains: bool = True) -> V
     counts = []
     for network in networks:
         model = network.build(gains=gains)
-        found = discover(model, torch.zeros(3, network.dim, dtype=torch.float64), forms=False)
-        counts.append((network, found.count))
+        result = discover(model, torch.zeros(3, network.dim, dtype=torch.float64), forms=False)
+        counts.append((network, result.count))
     torch.manual_seed(0)
     far = distance_from_parallel(1e3)
     torch.manual_seed(0)

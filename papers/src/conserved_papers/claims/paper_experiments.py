@@ -48,9 +48,9 @@ def normed_invariants(theta: Parameters) -> Tensor:
 
 @claim("paper.S6.qwen3")
 def qwen_law(*, build: Build = normed_rotary_attention) -> Verdict:
-    found = laws_hold(build, (5, 4), query_key_planes, size=TWO_PLANES)
+    result = laws_hold(build, (5, 4), query_key_planes, size=TWO_PLANES)
     says, otherwise = "Some of the differences change: balls exclude zero.", "The differences are conserved."
-    return decide(found == Verdict.REFUTED, says, otherwise, *found.evidence, scope=f"at {TWO_PLANES}")
+    return decide(result == Verdict.REFUTED, says, otherwise, *result.evidence, scope=f"at {TWO_PLANES}")
 
 
 @claim("paper.S6.qwen3.complete")
@@ -78,12 +78,12 @@ for tau in (0.01, 1.0, 100.0):
 
 def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdict:
     """Return how a quantity of a softmax mixture drifts after 60 steps of three sizes."""
-    found = [drifts(block.mixture, (5, 3), watch, constant(s), (60,), stochastic=stochastic)[0] for s in SIZES]
-    if max(found) < 1e-13:
+    result = [drifts(block.mixture, (5, 3), watch, constant(s), (60,), stochastic=stochastic)[0] for s in SIZES]
+    if max(result) < 1e-13:
         return refute(
             "A linear law does not drift under gradient descent, at any step size; what is seen is rounding or "
             "another quantity (see paper.E2.rowsums).",
-            Evidence(what="largest relative drift over three step sizes", value=max(found), limit=1e-13, samples=3),
+            Evidence(what="largest relative drift over three step sizes", value=max(result), limit=1e-13, samples=3),
             full_size.drifted("wikitext" if stochastic else "penn", "shift"),
             witness=Witness(
                 data={"g": "(2/3, 1/3)", "expert outputs": "(1, 0)", "x": 1},
@@ -94,7 +94,7 @@ def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdi
             if stochastic
             else None,
         )
-    order = exponent(SIZES, found)
+    order = exponent(SIZES, result)
     evidence = Evidence(what="exponent in the step size, within 0.4 of", value=order, limit=2.0, samples=3)
     return decide(abs(order - 2) < 0.4, "It grows as τ².", "It grows otherwise.", evidence)
 
@@ -106,7 +106,7 @@ claim("paper.Fig3d")(partial(gating_drift, stochastic=False))
 @claim("paper.Fig2d.corrected")
 def gating_still(*, build: Build = block.mixture) -> Verdict:
     exact = laws_hold(build, (4, 3), router_sum, size=EXPERTS)
-    found = [drifts(build, (5, 3), router_sum, constant(s), (60,), stochastic=True)[0] for s in SIZES]
+    result = [drifts(build, (5, 3), router_sum, constant(s), (60,), stochastic=True)[0] for s in SIZES]
     return by_steps(
         "The law is linear, so that is all: no step along a multiple of gradients moves it.",
         "It moves.",
@@ -115,7 +115,7 @@ def gating_still(*, build: Build = block.mixture) -> Verdict:
             f"the output of the block does not move along Σ_i W_i (symbolic argument, {EXPERTS})",
             exact == Verdict.PROVED,
         ),
-        beside=[Evidence(what="largest relative drift, three step sizes", value=max(found), limit=1e-13, samples=3)],
+        beside=[Evidence(what="largest relative drift, three step sizes", value=max(result), limit=1e-13, samples=3)],
     )
 
 

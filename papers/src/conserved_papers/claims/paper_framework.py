@@ -61,8 +61,8 @@ def orthogonality(*, outputs: Sequence[int] = (0, 1)) -> Verdict:
 
 
 def _gradient(model: nn.Module, output: Tensor) -> Tensor:
-    found = torch.autograd.grad(output, list(model.parameters()), retain_graph=True)
-    return torch.cat([part.flatten() for part in found])
+    result = torch.autograd.grad(output, list(model.parameters()), retain_graph=True)
+    return torch.cat([part.flatten() for part in result])
 
 
 @claim("paper.toy")
@@ -79,14 +79,14 @@ def level_sets(*, power: int = 2) -> Verdict:
     a, b = letters
     base = a * a - b * b
     h = base**power
-    slopes = [letters.gradient(h, name)[()] for name in "ab"]
+    grads = [letters.gradient(h, name)[()] for name in "ab"]
     return by_steps(
         "The example is C¹, conserved, and takes the values 9 and −9 where a² − b² = 3.",
         "The example is no C¹ law.",
-        ("b ∂_a h + a ∂_b h = 0, as a polynomial", identical(b * slopes[0] + a * slopes[1], 0 * a)),
+        ("b ∂_a h + a ∂_b h = 0, as a polynomial", identical(b * grads[0] + a * grads[1], 0 * a)),
         (
             "h and ∇h are multiples of a² − b², so the pieces meet smoothly",
-            all(divmod(part, base)[1] == 0 for part in (h, *slopes)),
+            all(divmod(part, base)[1] == 0 for part in (h, *grads)),
         ),
         ("h(2, 1) = −h(−2, 1) ≠ 0", (2**2 - 1**2) ** power != 0),
         scope="two parameters",
@@ -169,8 +169,8 @@ def squared_error_spans(*, gradient: Callable[[Matrix, Matrix], Matrix] = lambda
     for outputs in (1, 2, 3, 5):
         z = Letters(z=(outputs,))["z"]
         units = np.eye(outputs, dtype=int).astype(object)
-        found = determinant(arranged([list(gradient(z, z - unit)) for unit in units]))
-        good &= bool(found == 1)
+        result = determinant(arranged([list(gradient(z, z - unit)) for unit in units]))
+        good &= bool(result == 1)
     what = "the target z − e_i has the gradient e_i, for every z and i (determinant 1 as a polynomial; 1 to 5 outputs)"
     return by_steps("The gradients span all of R^out.", "The span is smaller, or depends on the output.", (what, good))
 
@@ -264,8 +264,8 @@ def recognised(build: Build) -> Quantities:
     laws = recognize(build().double()).select(lambda symmetry: symmetry.exact)
 
     def quantities(theta: Parameters) -> Tensor:
-        found = [symmetry.kind.coordinates(symmetry.law(theta)).flatten() for symmetry in laws]
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+        result = [symmetry.kind.coordinates(symmetry.law(theta)).flatten() for symmetry in laws]
+        return torch.cat(result) if result else torch.zeros(0, dtype=torch.float64)
 
     return quantities
 
@@ -276,10 +276,10 @@ def norm_block() -> nn.Module:
 
 @claim("paper.open.norm")
 def norm_complete(*, build: Build = norm_block) -> Verdict:
-    found = all_laws(build, (5, 4), recognised(norm_block), size="a pre-norm block of d = 4")
+    result = all_laws(build, (5, 4), recognised(norm_block), size="a pre-norm block of d = 4")
     return answer(
         "The laws of its attention and, for every channel, the gain of each norm against the columns that read it; no "
-        "others.", found
+        "others.", result
     )  # fmt: skip
 
 
@@ -303,5 +303,5 @@ def stack_invariants(theta: Parameters) -> Tensor:
 
 @claim("paper.open.stack")
 def stack_complete(*, quantities: Quantities = stack_invariants) -> Verdict:
-    found = all_laws(Stack, (4, 2), quantities, size="two layers of d = 2")
-    return answer("The laws of the first layer and those of the second; no others.", found)
+    result = all_laws(Stack, (4, 2), quantities, size="two layers of d = 2")
+    return answer("The laws of the first layer and those of the second; no others.", result)

@@ -47,23 +47,23 @@ GeneratorsOfSize = Callable[[int], list[Matrix]]
 
 def boosts(d: int) -> list[Matrix]:
     """The 2d × 2d matrices that exchange one of the first d rows with one of the last d."""
-    found = []
+    result = []
     for first, second in itertools.product(range(d), range(d, 2 * d)):
         matrix = np.zeros((2 * d, 2 * d), dtype=int)
         matrix[first, second] = matrix[second, first] = 1
-        found.append(matrix)
-    return found
+        result.append(matrix)
+    return result
 
 
 def complex_boosts(d: int) -> list[Matrix]:
     """Boosts of C^d ⊕ C^d with the factors 1 and −i: the fields of Theorem 4.4, as real matrices of four times d."""
-    found = []
+    result = []
     for first, second in itertools.product(range(d), range(d, 2 * d)):
         for factor in (1, -1j):
             matrix = np.zeros((2 * d, 2 * d), dtype=complex)
             matrix[first, second], matrix[second, first] = factor, np.conj(factor)
-            found.append(np.block([[matrix.real, -matrix.imag], [matrix.imag, matrix.real]]).astype(int))
-    return found
+            result.append(np.block([[matrix.real, -matrix.imag], [matrix.imag, matrix.real]]).astype(int))
+    return result
 
 
 def closure_dimension(generators: Sequence[Matrix]) -> int:
@@ -81,11 +81,11 @@ def closure_dimension(generators: Sequence[Matrix]) -> int:
 
 def independent_rows(rows: Sequence[Matrix]) -> list[Matrix]:
     """Rows that span what all span."""
-    kept: list[Matrix] = []
+    basis: list[Matrix] = []
     for row in rows:
-        if row.any() and rank(np.array([*kept, row], dtype=object)) > len(kept):
-            kept.append(row)
-    return kept
+        if row.any() and rank(np.array([*basis, row], dtype=object)) > len(basis):
+            basis.append(row)
+    return basis
 
 
 def equations_are_boosts() -> bool:
@@ -217,17 +217,17 @@ def continuous_laws(*, sign: int = 1) -> Verdict:
 
 @claim("paper.T4.3.length")
 def one_length(*, tokens: int = 2) -> Verdict:
-    found = all_laws(block.attention, (tokens, 4), block.gram_differences, size=f"{TWO_HEADS}, {tokens} tokens")
+    result = all_laws(block.attention, (tokens, 4), block.gram_differences, size=f"{TWO_HEADS}, {tokens} tokens")
     rotary = certificate(block.rotary_attention, (tokens, 4)).at_most
-    if found.holds and rotary == 12:
+    if result.holds and rotary == 12:
         what = f"laws of rotary attention at most, {tokens} tokens"
         return confirm(
             "Sequences of two tokens leave the same laws; the paper's proofs use all lengths.",
-            *found.evidence,
+            *result.evidence,
             Evidence(what=what, value=rotary, limit=12, proof=True),
             scope=f"at {TWO_HEADS}, {tokens} tokens",
         )
-    return found
+    return result
 
 
 def overlapping_equalities(active: int, experts: int) -> bool:
@@ -271,9 +271,9 @@ def sums_keep_slopes() -> bool:
     w, c, p = letters
     total = w[0] + w[1]
     h = p[0] * total**2 + p[1] * total * w[2] + p[2] * w[2] ** 2 + p[3] * total + p[4] * w[2]
-    slopes = letters.gradient(h, "w")
-    shifted = [slope.compose(w[0] - c, w[1] + c, w[2], c, *p) for slope in slopes]
-    return identical(slopes[0], slopes[1]) and all(a == b for a, b in zip(slopes, shifted, strict=True))
+    grads = letters.gradient(h, "w")
+    shifted = [grad.compose(w[0] - c, w[1] + c, w[2], c, *p) for grad in grads]
+    return identical(grads[0], grads[1]) and all(a == b for a, b in zip(grads, shifted, strict=True))
 
 
 @claim("paper.T4.6.all")
@@ -305,13 +305,13 @@ def outcome_of(code: str) -> Outcome:
 
 def cite(codes: Sequence[str]) -> list[JudgedStep]:
     """Other claims as steps; one that is measured supports an argument and is not a step of it."""
-    found: list[JudgedStep] = []
+    outcome: list[JudgedStep] = []
     for code in codes:
         result = outcome_of(code)
         text = f"{result.claim.title} ({code}): {result.standing}"
         proved = result.verdict == Verdict.PROVED
-        found.append((text, True) if proved else InWords(text) if result.verdict.holds else (text, False))
-    return found
+        outcome.append((text, True) if proved else InWords(text) if result.verdict.holds else (text, False))
+    return outcome
 
 
 CHAIN = "the gradients are those printed, by the chain rule; automatic differentiation agrees"

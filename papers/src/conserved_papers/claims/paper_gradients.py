@@ -62,13 +62,13 @@ def silu_slope(z: Tensor) -> Tensor:
     return s * (1 + z * (1 - s))
 
 
-def gelu_gradients(t: Tensors, x: Tensor, *, slope: Callable[[Tensor], Tensor] = gelu_slope) -> dict[str, Tensor]:
-    return {"A": F.gelu(t["B"] @ x).mT, "B": (t["A"].mT * slope(t["B"] @ x)) @ x.mT}
+def gelu_gradients(t: Tensors, x: Tensor, *, grad: Callable[[Tensor], Tensor] = gelu_slope) -> dict[str, Tensor]:
+    return {"A": F.gelu(t["B"] @ x).mT, "B": (t["A"].mT * grad(t["B"] @ x)) @ x.mT}
 
 
-def swiglu_gradients(t: Tensors, x: Tensor, *, slope: Callable[[Tensor], Tensor] = silu_slope) -> dict[str, Tensor]:
+def swiglu_gradients(t: Tensors, x: Tensor, *, grad: Callable[[Tensor], Tensor] = silu_slope) -> dict[str, Tensor]:
     b, c = t["B"] @ x, t["C"] @ x
-    return {"A": (F.silu(b) * c).mT, "B": (t["A"].mT * c * slope(b)) @ x.mT, "C": (t["A"].mT * F.silu(b)) @ x.mT}
+    return {"A": (F.silu(b) * c).mT, "B": (t["A"].mT * c * grad(b)) @ x.mT, "C": (t["A"].mT * F.silu(b)) @ x.mT}
 
 
 def head_output(t: Tensors, x: Tensor) -> Tensor:
@@ -240,8 +240,8 @@ def law_pairing(value_slot: str) -> Fraction:
     v, o = letters.scalar("V"), letters.scalar("O")
     f, h = v * o, v * v - o * o
     pairs = (("V", value_slot), ("O", "O"))
-    found: Any = sum(letters.gradient(f, a)[()] * letters.gradient(h, b)[()] for a, b in pairs)
-    return Fraction(str(found(1, 1, 1)))
+    result: Any = sum(letters.gradient(f, a)[()] * letters.gradient(h, b)[()] for a, b in pairs)
+    return Fraction(str(result(1, 1, 1)))
 
 
 def output_slope(order: Callable[[Matrix, Matrix, Matrix], Matrix] | None) -> Fraction:
@@ -387,13 +387,13 @@ def misprint(slip: Slip) -> Callable[..., Verdict]:
     """Return a check whose subject is the printed formula."""
 
     def check(*, printed: Callable[[], Fraction] = slip.printed) -> Verdict:
-        found, meant = printed(), slip.meant()
+        result, meant = printed(), slip.meant()
         return decide(
-            found == meant,
+            result == meant,
             "The formula is right.",
             slip.repair,
-            Evidence(what="on the example, as printed and as meant", value=f"{found} and {meant}", proof=True),
-            witness=Witness(data=slip.data, claimed=str(found), found=str(meant), numpy=slip.numpy),
+            Evidence(what="on the example, as printed and as meant", value=f"{result} and {meant}", proof=True),
+            witness=Witness(data=slip.data, claimed=str(result), found=str(meant), numpy=slip.numpy),
             scope="on the example",
         )
 

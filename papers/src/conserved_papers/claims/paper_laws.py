@@ -121,8 +121,8 @@ def complete(*cases: Case) -> Verdict:
 def equations(*cases: Case, witness: Witness | None = None) -> Verdict:
     """Return whether the PDE has the gradients of laws as its solutions, at each of the sizes."""
     assert all(c.constraints for c in cases)
-    found = (constraints_characterise(c.build, c.shape, c.constraints or _no, size=c.size) for c in cases)
-    verdict = together(*found)
+    result = (constraints_characterise(c.build, c.shape, c.constraints or _no, size=c.size) for c in cases)
+    verdict = together(*result)
     return replace(verdict, witness=witness) if verdict == Verdict.REFUTED else verdict
 
 
@@ -209,13 +209,13 @@ def assumptions(*, dim: int = 1, experts: int = 4, active: int = 2) -> Verdict:
     sets = list(itertools.combinations(range(experts), active))
     ever = {tuple(sorted(sorted(range(experts), key=lambda i: -s * router[i, 0])[:active])) for s in (1, -1)}
     data = {"d": dim, "n": experts, "k": active, "W": "within 0.3 of (3, 2, 1, 0)"}
-    found = f"only {len(ever)} of {len(sets)} pairs are ever active, for all W near it"
+    result = f"only {len(ever)} of {len(sets)} pairs are ever active, for all W near it"
     return decide(
         independent == experts,
         "The rows of a generic W are independent, so every set of experts is active somewhere.",
         "The proof of Theorem 4.6 uses d > n.",
         Evidence(what=f"independent rows of W, d = {dim}", value=independent, limit=experts, proof=True),
-        witness=Witness(data=data, claimed="Θ(T) is dense for every T", found=found, numpy=NARROW),
+        witness=Witness(data=data, claimed="Θ(T) is dense for every T", found=result, numpy=NARROW),
         scope=f"at d = {dim}, n = {experts}",
     )
 

@@ -122,11 +122,11 @@ POLES = "fractions with distinct poles are independent: multiply by (t − p_i)�
 def attention_fractions(*, second: Callable[[Any], tuple[Any, Any]] = lambda a: (a * 0 + 1, a)) -> Verdict:
     a = Letters(a=()).scalar("a")
     one = a * 0 + 1
-    found = double_pole([(0 * a, a), second(a)], (-one, a), one)
+    result = double_pole([(0 * a, a), second(a)], (-one, a), one)
     return by_steps(
         "Each pole carries two independent fractions, and the constant is left at infinity.",
         "The functions are dependent.",
-        (f"{POLES}: at t = −1/α the two of one i have the determinant ±α^k ≠ 0", product_of(found, [a])),
+        (f"{POLES}: at t = −1/α the two of one i have the determinant ±α^k ≠ 0", product_of(result, [a])),
         ("at t → ∞ the fractions vanish (degree 1 over degree 2) and the constant does not", second(a)[1] != 0),
     )
 
@@ -135,12 +135,12 @@ def attention_fractions(*, second: Callable[[Any], tuple[Any, Any]] = lambda a: 
 def rotary_fractions(*, second: Callable[[Any, Any], tuple[Any, Any]] = lambda a, b: (a * b, b)) -> Verdict:
     a, b = Letters(a=(), b=())
     one = a * 0 + 1
-    found = double_pole([(a * b, 0 * a), second(a, b)], (-(a + b), one), one)
+    result = double_pole([(a * b, 0 * a), second(a, b)], (-(a + b), one), one)
     what = f"{POLES}: at t = −(α + β) the two of one i have the determinant −αβ² ≠ 0"
     return by_steps(
         "Each pole carries two independent fractions.",
         "The functions are dependent.",
-        (what, product_of(found, [a, b])),
+        (what, product_of(result, [a, b])),
     )
 
 

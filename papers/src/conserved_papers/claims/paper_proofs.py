@@ -97,11 +97,11 @@ def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
         evidence, broken, slips = [], [], 0
         for step in chosen:
             results = [outcome_of(code) for code in step.codes]
-            told = "; ".join(f"{result.standing} ({result.claim.code})" for result in results)
+            text = "; ".join(f"{result.standing} ({result.claim.code})" for result in results)
             bad = [r for r in results if not r.verdict.holds and r.severity is not Severity.SLIP]
             slips += sum(result.severity is Severity.SLIP for result in results)
             broken += [result.claim for result in bad]
-            evidence.append(Evidence(what=f"{format_lines(spans(step.lines))}: {step.says}", value=told))
+            evidence.append(Evidence(what=f"{format_lines(spans(step.lines))}: {step.says}", value=text))
         after = f" Slips in its steps, which are repaired: {slips}." if slips else ""
         if not broken:
             return confirm(f"Every step holds.{after}", *evidence, scope=f"{ARGUED}, all sizes")

@@ -61,8 +61,8 @@ assert moved[4000] < 1.001 * moved[400]             # ten times the steps, the s
 
 @claim("paper.S6.constant.rate")
 def constant_rate(*, counts: Sequence[int] = (100, 200, 400), size: float = 0.05) -> Verdict:
-    found = drifts(block.attention, (5, 4), block.gram_differences, constant(size), counts, stochastic=False)
-    growth = exponent(counts, found)
+    result = drifts(block.attention, (5, 4), block.gram_differences, constant(size), counts, stochastic=False)
+    growth = exponent(counts, result)
     witness = Witness(
         data={"f": "abx", "target": "2x", "τ": 0.05, "k": "400 and 4,000"},
         claimed="ten times the steps, ten times the deviation",
@@ -153,16 +153,16 @@ def rate_of(panel: FigurePanel) -> Callable[..., Verdict]:
     """Return a check that the drift of a panel's laws grows as Σ τ_i² through the stored run at full size."""
 
     def check(*, exponents: Callable[[str, str], Sequence[float]] = full_size.in_squares) -> Verdict:
-        found = {law: list(exponents(panel.recipe, law)) for law in panel.laws}
+        result = {law: list(exponents(panel.recipe, law)) for law in panel.laws}
         evidence = [
             Evidence(
                 what=f"exponent of the drift of exact steps in Σ τ_i², {law}, early, in the middle and late, "
                 f"each to be within {RATE_TOLERANCE} of 1, {full_size.run_name(panel.recipe)}",
                 value=", ".join(f"{value:.2f}" for value in values),
             )
-            for law, values in found.items()
+            for law, values in result.items()
         ]
-        if all(abs(value - 1) <= RATE_TOLERANCE for values in found.values() for value in values):
+        if all(abs(value - 1) <= RATE_TOLERANCE for values in result.values() for value in values):
             return confirm("The drift of exact steps grows as Σ τ_i² to the last step of that run.", *evidence)
         return refute("The drift leaves the rate as gradients shrink or grow; the bound holds.", *evidence)
 
@@ -200,8 +200,8 @@ def first_order_signature(*, build: Build = block.sigmoid_mixture) -> Verdict:
     sizes = (0.0005, 0.001, 0.002)
 
     def order(model: Build, watch: Watch) -> float:
-        found = [drifts(model, (5, 3), watch, constant(s), (40,), stochastic=False)[0] for s in sizes]
-        return exponent(sizes, found)
+        result = [drifts(model, (5, 3), watch, constant(s), (40,), stochastic=False)[0] for s in sizes]
+        return exponent(sizes, result)
 
     gate, experts = order(build, router_sum), order(build, block.expert_differences)
     return decide(
@@ -279,11 +279,11 @@ def softplus_descent(count: int) -> float:
 
 
 @claim("paper.S6.ensures")
-def ensures_convergence(*, slope: Callable[[float], float] = lambda theta: theta**3) -> Verdict:
+def ensures_convergence(*, grad: Callable[[float], float] = lambda theta: theta**3) -> Verdict:
     """The toy example f = abx at x = 1 with the target 0: where a = b = θ, both slopes are θ³."""
     theta = 3.0
     for k in range(6):
-        theta -= slope(theta) / (k + 1)
+        theta -= grad(theta) / (k + 1)
     return decide(
         abs(theta) < 3.0,
         "The iterates come closer to the minimum.",

@@ -87,11 +87,11 @@ def gate_without_zeros(*, gate: Callable[[flint.acb], flint.acb] = sigmoid_gate)
     )
 
 
-def sigmoid_series(slope: Fraction) -> tuple[Fraction, Fraction]:
+def sigmoid_series(grad: Fraction) -> tuple[Fraction, Fraction]:
     """The value and the slope at t = 0 of 1 − σ(wt) = 1/(1 + e^{wt}), from (1 + e^{wt})·(a + bt) = 1."""
     # (2 + wt + …)(a + bt + …) = 1: 2a = 1 and 2b + wa = 0.
     value = Fraction(1, 2)
-    return value, -slope * value / 2
+    return value, -grad * value / 2
 
 
 def coefficients_vanish(second: Callable[[Any], Any]) -> bool:

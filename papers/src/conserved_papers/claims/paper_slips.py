@@ -20,9 +20,9 @@ def accepted_laws(with_gate: bool) -> Fraction:
     """1 if h = B satisfies the constraints on an expert with one neuron, d = 1, else 0; (171) leaves out ∇_B h = 0."""
     letters = Letters(A=(), B=(), C=())
     a, b, c = letters
-    slope = {name: letters.gradient(b, name)[()] for name in "ABC"}
-    kept = c * slope["A"] + a * slope["C"] == 0
-    return Fraction(int(kept and (not with_gate or slope["B"] == 0)))
+    grad = {name: letters.gradient(b, name)[()] for name in "ABC"}
+    conserved = c * grad["A"] + a * grad["C"] == 0
+    return Fraction(int(conserved and (not with_gate or grad["B"] == 0)))
 
 
 def scaled_gate(weight: int, token: int, factor: int, *, linear: bool) -> Fraction:

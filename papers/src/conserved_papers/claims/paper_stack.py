@@ -112,10 +112,10 @@ def degrees_separate() -> bool:
     letters = Letters(x=(2,), y=(2,), A=(2, 2), M=(2, 2), B=(2, 2))
     x, y, a, m, b = letters
     coefficient = [(x @ a @ y) * (y @ m)[k] + (y @ b)[k] for k in range(2)]
-    slopes = [[letters.gradient(coefficient[k], "x")[i] for i in range(2)] for k in range(2)]
-    without = [coefficient[k] - sum(slopes[k][i] * x[i] for i in range(2)) for k in range(2)]
+    grads = [[letters.gradient(coefficient[k], "x")[i] for i in range(2)] for k in range(2)]
+    without = [coefficient[k] - sum(grads[k][i] * x[i] for i in range(2)) for k in range(2)]
     constant = all(identical(without[k], (y @ b)[k]) for k in range(2))
-    return constant and all(identical(slopes[k][i], (a @ y)[i] * (y @ m)[k]) for k in range(2) for i in range(2))
+    return constant and all(identical(grads[k][i], (a @ y)[i] * (y @ m)[k]) for k in range(2) for i in range(2))
 
 
 @claim("paper.open.stack.all")

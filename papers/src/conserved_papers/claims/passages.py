@@ -78,13 +78,13 @@ class Passage:
 
 def spans(text: str) -> Spans:
     """Line ranges as they are written: "308-310, 338"."""
-    found = []
+    result = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, _, last = part.partition("-")
         if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
             raise ValueError(f"Lines are written as 308-310, 338; got {text!r}.")
-        found.append((int(first), int(last or first)))
-    return tuple(found)
+        result.append((int(first), int(last or first)))
+    return tuple(result)
 
 
 def format_lines(lines: Spans) -> str:

@@ -25,7 +25,7 @@ class Letters:
         names: list[str] = []
         for name, shape in shapes.items():
             self._where[name] = (len(names), shape)
-            names += [f"{name}_{'_'.join(map(str, place))}" for place in np.ndindex(*shape)]
+            names += [f"{name}_{'_'.join(map(str, index))}" for index in np.ndindex(*shape)]
         self._ring = flint.fmpq_mpoly_ctx.get(tuple(names), "lex")
         self._letters = self._ring.gens()
 
@@ -47,8 +47,8 @@ class Letters:
     def _arranged(self, name: str, entry: Callable[[int], Any]) -> Matrix:
         start, shape = self._where[name]
         result = np.empty(shape, dtype=object)
-        for offset, place in enumerate(np.ndindex(*shape)):
-            result[place] = entry(start + offset)
+        for offset, index in enumerate(np.ndindex(*shape)):
+            result[index] = entry(start + offset)
         return result
 
 
@@ -88,9 +88,9 @@ def determinant(matrix: Matrix) -> Any:
 
 def fractions(rows: Any) -> Matrix:
     """Return a matrix of exact fractions."""
-    found = np.array(rows, dtype=object)
+    result = np.array(rows, dtype=object)
     convert: Callable[[Any], Any] = np.frompyfunc(Fraction, 1, 1)
-    return np.asarray(convert(found), dtype=object)
+    return np.asarray(convert(result), dtype=object)
 
 
 def format_matrix(array: Matrix) -> str:
@@ -112,15 +112,15 @@ def rank(matrix: Matrix) -> int:
 
 def exact_determinant(matrix: Matrix) -> Fraction:
     """Return the determinant of a matrix of fractions, exactly."""
-    found = _rational(matrix).det()
-    return Fraction(int(found.p), int(found.q))
+    result = _rational(matrix).det()
+    return Fraction(int(result.p), int(result.q))
 
 
 def positive_semidefinite(matrix: Matrix) -> bool:
     """Return whether a symmetric matrix of fractions has no negative eigenvalue: all principal minors are ≥ 0."""
     size = len(matrix)
     for chosen in range(1, 2**size):
-        places = [i for i in range(size) if chosen >> i & 1]
-        if exact_determinant(matrix[np.ix_(places, places)]) < 0:
+        indices = [i for i in range(size) if chosen >> i & 1]
+        if exact_determinant(matrix[np.ix_(indices, indices)]) < 0:
             return False
     return True

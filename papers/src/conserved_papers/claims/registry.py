@@ -163,9 +163,9 @@ def outcomes(chosen: Sequence[Claim], *, progress: ClaimProgress | None = None) 
     Yields:
         One outcome per claim. A check that fails is reported as such and does not stop the rest.
     """
-    for place, one in enumerate(chosen):
+    for index, one in enumerate(chosen):
         if progress is not None:
-            progress(one, place, len(chosen))
+            progress(one, index, len(chosen))
         yield outcome(one)
 
 

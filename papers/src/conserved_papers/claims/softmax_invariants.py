@@ -30,8 +30,8 @@ CENTRING: dict[tuple[str, ...], tuple[str, ...]] = {("C'",): ("C",), ("C", "C"):
 def field_in_words(centre: bool = True) -> Words:
     """E = QKᵀC (the factor 1/√d left out), whose rows are those of QKᵀ minus their means."""
     q, k, c = matrices(["Q", "K", "C"])
-    found = q @ k.T @ c if centre else q @ k.T
-    return found.replace(CENTRING)
+    result = q @ k.T @ c if centre else q @ k.T
+    return result.replace(CENTRING)
 
 
 def kills_ones(field: Words) -> bool:
@@ -48,8 +48,8 @@ def zero_rows(*, centre: bool = True) -> Verdict:
     worst, lengths = 0.0, (2, 17, 128, 1024)
     for length in lengths:
         q, k = (torch.randn(length, 16, dtype=torch.float64) for _ in range(2))
-        found = energy_field(q, k)
-        worst = max(worst, float(found.row_sums.abs().max() / found.energy.sqrt()))
+        result = energy_field(q, k)
+        worst = max(worst, float(result.row_sums.abs().max() / result.energy.sqrt()))
     return by_steps(
         "Centring takes the mean out of every row.",
         "Rows do not sum to zero.",
@@ -82,14 +82,14 @@ def rank_bound(*, logits: Callable[[Matrix, Matrix], Matrix] = lambda q, k: q @ 
 
 
 @claim("softmax.compression")
-def compression(*, kept: int | None = None) -> Verdict:
+def compression(*, size_kept: int | None = None) -> Verdict:
     worst, share = 0.0, 0.0
     for length, width in ((256, 16), (1024, 32)):
         q, k = (torch.randn(length, width, dtype=torch.float64) for _ in range(2))
         z = q @ k.mT / width**0.5
         field = z - z.mean(-1, keepdim=True)
         left, values, right = torch.linalg.svd(q @ (k - k.mean(0)).mT / width**0.5, full_matrices=False)
-        size = width if kept is None else kept
+        size = width if size_kept is None else size_kept
         rebuilt = left[:, :size] * values[:size] @ right[:size]
         worst = max(worst, float((rebuilt - field).norm() / field.norm()))
         share = max(share, 2 * length * width / length**2)
@@ -155,12 +155,12 @@ def spectral_signature(*, factor: float = 1.0) -> Verdict:
         q, k = (torch.randn(length, width, dtype=torch.float64) for _ in range(2))
         z = q @ k.mT / width**0.5
         dense = torch.linalg.svdvals(z - z.mean(-1, keepdim=True))
-        found = energy_field(q, k)
-        kept = min(width, length - 1)
-        values = factor * found.singular_values[:kept]
-        worst = max(worst, float((dense[:kept] - values).abs().max() / dense[0]))
-        worst = max(worst, float(dense[kept:].max() / dense[0]) if kept < length else 0.0)
-        over = max(over, float(found.effective_rank) / kept, float(found.stable_rank) / kept)
+        result = energy_field(q, k)
+        count = min(width, length - 1)
+        values = factor * result.singular_values[:count]
+        worst = max(worst, float((dense[:count] - values).abs().max() / dense[0]))
+        worst = max(worst, float(dense[count:].max() / dense[0]) if count < length else 0.0)
+        over = max(over, float(result.effective_rank) / count, float(result.stable_rank) / count)
     return decide(
         worst < 1e-12 and over <= 1,
         "The spectrum is that of the small product, and the ranks obey the bound.",
@@ -213,13 +213,13 @@ def delocalised(*, spike: float = 1.0, encoder: Mapping[str, Any] | None = None)
     text = sequences(2, 65, seed=0)
     model = DecoderLM(VOCABULARY, 32, 2, 4, 48, max_length=64).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = [participations(model, text[:, :-1], spike)]
+    result = [participations(model, text[:, :-1], spike)]
     for _ in range(40):
         optimizer.zero_grad()
         F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
         optimizer.step()
-    found.append(participations(model, text[:, :-1], spike))
-    values = torch.cat(found)
+    result.append(participations(model, text[:, :-1], spike))
+    values = torch.cat(result)
     encoder = encoder or full_size.trained_encoder()
     heads, spread = encoder["heads"], encoder["participation"]
     return decide(
@@ -269,9 +269,9 @@ def incoherence(*, factor: float = 1.0) -> Verdict:
     for length, width, spike in cases:
         q, k = (torch.randn(length, width, dtype=torch.float64) for _ in range(2))
         k[0] *= spike
-        found = energy_field(q, k)
-        bound = factor * found.stable_rank / (found.coherence * found.key_rank)
-        least = min(least, float(found.participation / bound))
+        result = energy_field(q, k)
+        bound = factor * result.stable_rank / (result.coherence * result.key_rank)
+        least = min(least, float(result.participation / bound))
     return decide(
         least >= 1,
         "The bound holds for even and for spiked keys.",

@@ -56,12 +56,12 @@ def source_page(document: str) -> str:
 
 def _sections(document: str, own: Sequence[Claim]) -> dict[str, list[Claim]]:
     rules = SECTIONS.get(document, (("What the source states, and what we add", ""),))
-    found: dict[str, list[Claim]] = {heading: [] for heading in (*dict(rules), "Slips")}
+    result: dict[str, list[Claim]] = {heading: [] for heading in (*dict(rules), "Slips")}
     for claim in own:
         slip = records()[claim.code].standing is Standing.SLIP
         heading = "Slips" if slip else next(name for name, pattern in rules if re.match(pattern, claim.code))
-        found[heading].append(claim)
-    return {heading: chosen for heading, chosen in found.items() if chosen}
+        result[heading].append(claim)
+    return {heading: chosen for heading, chosen in result.items() if chosen}
 
 
 def _table(document: str, chosen: Sequence[Claim]) -> str:

@@ -28,8 +28,8 @@ def gate_makes_laws(*, gated: Build = block.swiglu_network) -> Verdict:
 
 @claim("summary.gating.other")
 def relu_has_laws(*, activation: str = "relu") -> Verdict:
-    found = all_laws(lambda: FeedForward(3, 4, activation), (5, 3), block.neuron_differences, size=FFN)  # type: ignore[arg-type]
-    return found
+    result = all_laws(lambda: FeedForward(3, 4, activation), (5, 3), block.neuron_differences, size=FFN)  # type: ignore[arg-type]
+    return result
 
 
 class Gated(nn.Module):
@@ -114,15 +114,15 @@ def four_mixtures(
 ) -> Verdict:
     verdicts = [laws_hold(build, (4, 3), block.mixture_invariants, size=EXPERTS) for build in builds]
     standing = sum(verdict.holds for verdict in verdicts)
-    found = together(
+    result = together(
         *verdicts,
         says="All four conserve these laws.",
         otherwise="The softmax gates conserve these laws, the sigmoid gates do not.",
     )
-    if found.holds:
-        return found
+    if result.holds:
+        return result
     count = Evidence(what="mixtures whose laws hold", value=f"{standing} of {len(builds)}", proof=True)
-    return refute(found.message, count, *found.evidence)
+    return refute(result.message, count, *result.evidence)
 
 
 def deep(activation: Callable[[], nn.Module] = nn.GELU) -> nn.Module:
@@ -133,22 +133,24 @@ def deep(activation: Callable[[], nn.Module] = nn.GELU) -> nn.Module:
 
 @claim("summary.deep")
 def deep_complete(*, build: Build = deep) -> Verdict:
-    found = all_laws(build, (4, 2), None, size="two hidden layers of 3")
-    return answer("It is empty: two hidden layers conserve nothing, as one does.", found)
+    result = all_laws(build, (4, 2), None, size="two hidden layers of 3")
+    return answer("It is empty: two hidden layers conserve nothing, as one does.", result)
 
 
 one_plane: Build = partial(Attention, 3, 1, head_dim=2, rotary=True)
 
 
 @claim("summary.rope")
-def rotary_degrades(*, kept: Callable[[int], int] = lambda planes: planes) -> Verdict:
+def rotary_degrades(*, laws_of: Callable[[int], int] = lambda planes: planes) -> Verdict:
     evidence, good = [], True
     for planes, build, shape, outputs in ((1, one_plane, (5, 3), 3), (2, block.rotary_attention, (5, 4), 10)):
-        found = certificate(build, shape)
-        numbers = found.at_most - outputs
-        good &= found.verdict == Verdict.PROVED and found.complete and numbers == kept(planes)
+        result = certificate(build, shape)
+        numbers = result.at_most - outputs
+        good &= result.verdict == Verdict.PROVED and result.complete and numbers == laws_of(planes)
         what = f"numbers of queries and keys with {planes} plane{'s' * (planes > 1)}, of {planes * (2 * planes + 1)}"
-        evidence.append(Evidence(what=what, value=numbers, limit=kept(planes), proof=found.verdict == Verdict.PROVED))
+        evidence.append(
+            Evidence(what=what, value=numbers, limit=laws_of(planes), proof=result.verdict == Verdict.PROVED)
+        )
     says, otherwise = "One number is left for every plane.", "Another number is left."
     return decide(good, says, otherwise, *evidence, scope="at one and two planes")
 

@@ -54,11 +54,11 @@ def swiglu_entries(a: Matrix, b: Matrix, c: Matrix, x: Matrix, v: Matrix) -> lis
     z, linear, pulled = b @ x, c @ x, a.T @ v
     gates = [1 / (1 + (-value).exp()) for value in z]
     values = [value * gate for value, gate in zip(z, gates, strict=True)]
-    slopes = [gate * (1 + value * (1 - gate)) for value, gate in zip(z, gates, strict=True)]
+    grads = [gate * (1 + value * (1 - gate)) for value, gate in zip(z, gates, strict=True)]
     neurons = range(len(z))
     return [
         *(v[k] * values[i] * linear[i] for k in range(len(v)) for i in neurons),
-        *(pulled[i] * linear[i] * slopes[i] * entry for i in neurons for entry in x),
+        *(pulled[i] * linear[i] * grads[i] * entry for i in neurons for entry in x),
         *(pulled[i] * values[i] * entry for i in neurons for entry in x),
     ]
 
@@ -87,7 +87,7 @@ def rational(rng: np.random.Generator, *shape: int) -> Matrix:
 def nothing_survives(*, entries: Gradients = swiglu_entries) -> Verdict:
     rng = np.random.default_rng(0)
     a, b, c = rational(rng, 3, 4), rational(rng, 4, 3), rational(rng, 4, 3)
-    found = entries(a, b, c, rational(rng, 3), rational(rng, 3))
+    result = entries(a, b, c, rational(rng, 3), rational(rng, 3))
     return by_steps(
         "No function of the parameters but a constant is conserved by Adam's first step for all data.",
         "Some entries of the gradient agree in size.",
@@ -95,7 +95,7 @@ def nothing_survives(*, entries: Gradients = swiglu_entries) -> Verdict:
         ("the functions c ↦ 1/(|g_i|c + ε) are independent for distinct |g_i|: Cauchy determinants, as polynomials",
          cauchy_independent()),
         ("at a rational point and for one input and one output direction all 36 entries of the gradient differ in size "
-         "and none is zero, in balls", sizes_differ(found)),
+         "and none is zero, in balls", sizes_differ(result)),
         InWords("both are open conditions on analytic functions, so they hold on an open dense set of parameters; "
                 "there ∇h = 0, and h is C¹"),
         scope="at d = 3 and 4 neurons",

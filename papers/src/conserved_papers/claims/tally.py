@@ -21,7 +21,7 @@ class Tally:
 
 
 def tallies(
-    whose: str, found: Mapping[str, Record] | None = None, listed: Iterable[Claim] | None = None
+    whose: str, result: Mapping[str, Record] | None = None, listed: Iterable[Claim] | None = None
 ) -> list[Tally]:
     """Count the statements of the sources, or ours.
 
@@ -33,20 +33,20 @@ def tallies(
     Returns:
         One tally for each source. A claim that falls with another one is left out.
     """
-    found = records() if found is None else found
+    result = records() if result is None else result
     chosen = [claim for claim in (claims() if listed is None else listed) if claim.whose == whose]
     rows = []
     for document, title in SOURCES.items():
-        own = [claim for claim in chosen if claim.document == document and claim.code in found]
-        counted = Counter(found[claim.code].standing for claim in own if not dependent(claim, found))
+        own = [claim for claim in chosen if claim.document == document and claim.code in result]
+        counted = Counter(result[claim.code].standing for claim in own if not dependent(claim, result))
         if own:
             rows.append(Tally(source=title, whose=whose, counts=counted))
     return rows
 
 
-def dependent(claim: Claim, found: Mapping[str, Record]) -> bool:
+def dependent(claim: Claim, result: Mapping[str, Record]) -> bool:
     """Return whether a claim falls with another one, which is counted instead."""
-    return bool(claim.under) and found[claim.code].status == Status.REFUTED.value
+    return bool(claim.under) and result[claim.code].status == Status.REFUTED.value
 
 
 def tally_table(whose: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -27,9 +27,9 @@ def _formulas(text: str) -> str:
 
 
 def _scripts(text: str) -> str:
-    def script(found: re.Match[str]) -> str:
-        tag = "sub" if found[1] == "_" else "sup"
-        inner = found[2][1:-1] if found[2].startswith("{") else found[2]
+    def script(result: re.Match[str]) -> str:
+        tag = "sub" if result[1] == "_" else "sup"
+        inner = result[2][1:-1] if result[2].startswith("{") else result[2]
         return f"<{tag}>{_scripts(inner)}</{tag}>"
 
     # What is left of a single underscore is not an index, and not emphasis either.

@@ -39,8 +39,8 @@ def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) 
 
 def _growth(run: Trajectory, across: Sequence[float | int], family: str, first: float) -> float:
     """p of drift ∝ across^p from a step on."""
-    kept, drift = [place for place, step in enumerate(run.at) if step >= first], run.quantity(family).drift
-    return exponent([across[place] for place in kept], [drift[place] for place in kept])
+    indices, drift = [index for index, step in enumerate(run.at) if step >= first], run.quantity(family).drift
+    return exponent([across[index] for index in indices], [drift[index] for index in indices])
 
 
 def in_step_size(runs: Runs, family: str) -> FittedInterval:
@@ -69,8 +69,8 @@ def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
 
 def _step_at(run: Trajectory, time: float) -> int | None:
     """Return the recorded step at a flow time, to one per cent."""
-    place = min(range(len(run.time)), key=lambda place: abs(run.time[place] - time))
-    return run.at[place] if abs(run.time[place] - time) < _SAME_TIME * time else None
+    index = min(range(len(run.time)), key=lambda index: abs(run.time[index] - time))
+    return run.at[index] if abs(run.time[index] - time) < _SAME_TIME * time else None
 
 
 def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int] | None) -> FittedInterval:
@@ -78,9 +78,9 @@ def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int] | None) -> F
     if steps is None:
         return FittedInterval(math.nan, None, None)
     seeds = sorted(set.intersection(*({run.seed for run in group} for group in runs.values())))
-    found = []
+    result = []
     for seed in seeds:
         of_seed = {rate: next(run for run in group if run.seed == seed) for rate, group in runs.items()}
         errors = [run.quantity(family).drift[run.at.index(steps[rate])] for rate, run in of_seed.items()]
-        found.append(exponent(list(of_seed), errors))
-    return interval(found)
+        result.append(exponent(list(of_seed), errors))
+    return interval(result)

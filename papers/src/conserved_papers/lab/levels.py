@@ -51,10 +51,10 @@ def _path(start: tuple[float, float], rate: float) -> dict[str, Any]:
     for _ in range(round(_TIME / rate) + 1):
         points.append([a.item(), b.item()])
         values.append(float(laws.values()[law]))
-        slopes = torch.autograd.grad(0.5 * (model(one) - 1).square().sum(), (a, b))
+        grads = torch.autograd.grad(0.5 * (model(one) - 1).square().sum(), (a, b))
         with torch.no_grad():
-            for weight, slope in zip((a, b), slopes, strict=True):
-                weight -= rate * slope
+            for weight, grad in zip((a, b), grads, strict=True):
+                weight -= rate * grad
     # The law is known up to its sign.
     sign = math.copysign(1.0, values[0] * (start[0] ** 2 - start[1] ** 2))
     return {"points": points, "law": [sign * value for value in values]}

@@ -231,10 +231,10 @@ class _Long:
 
     def digest(self) -> str:
         """Return the SHA-256 of all weights."""
-        found = hashlib.sha256()
+        result = hashlib.sha256()
         for weight in self.weights.values():
-            found.update(weight.cpu().numpy().tobytes())
-        return found.hexdigest()
+            result.update(weight.cpu().numpy().tobytes())
+        return result.hexdigest()
 
     def gradient(self) -> Tensor:
         """Put the gradient of the mean loss over the step's examples into `gradients`; return the mean loss."""
@@ -373,8 +373,8 @@ class _Long:
     def _with_ledger(self, quantity: Quantity) -> Quantity:
         if quantity.role != "law":
             return quantity
-        found = [account[quantity.family] for account in self.accounts]
-        return replace(quantity, ledger={part: tuple(each[part] for each in found) for part in PARTS})
+        result = [account[quantity.family] for account in self.accounts]
+        return replace(quantity, ledger={part: tuple(each[part] for each in result) for part in PARTS})
 
 
 def operations(model: nn.Module, tokens: int) -> int:

@@ -34,10 +34,10 @@ class Here(Place):
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
         for task in tasks:
             try:
-                found: Result = task.perform(checkpoint_of(folder, task))
+                result: Result = task.perform(checkpoint_of(folder, task))
             except Exception as problem:
-                found = problem
-            yield task, found
+                result = problem
+            yield task, result
         _tidy(folder)
 
 

@@ -106,13 +106,13 @@ def sources_among(data: Sequence[str]) -> Callable[[Recipe], str | None]:
 def reproduce(
     tasks: Sequence[Task],
     store: str | Path,
-    place: Place,
+    index: Place,
     *,
     codes: Sequence[str] = CODES,
     say: Say = lambda _: None,
 ) -> Reproduction:
     """Do what the store lacks, make and store every figure it has data for, and give back those asked for."""
-    done = sweep(tasks, store, place, say=say)
+    done = sweep(tasks, store, index, say=say)
     figures = all_figures(store) if Path(store).exists() else []
     for figure in figures:
         keep(store, FIGURES, figure.code, figure.record())

@@ -26,12 +26,12 @@ PARTS = ("predicted", "leak", "apart", "residual")
 class RunLedger:
     """Sums over the steps of a run, for all numbers of all laws in a row."""
 
-    def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
+    def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
         """Laws of parameters and gradients that stay where they are in memory while their values change."""
-        self.laws, self.theta, self.slopes = laws, theta, slopes
+        self.laws, self.theta, self.slopes = laws, theta, grads
         # All legs of one shape are read at once, however large: few kernels count more than a copy here.
         self.plan = replace(laws.plan, small=sys.maxsize)
-        self._point, self._direction = Point(theta), Direction(slopes)
+        self._point, self._direction = Point(theta), Direction(grads)
         self.start = self.values()
         self.second = torch.zeros_like(self.start)
         self.first = torch.zeros_like(self.start)
@@ -47,8 +47,8 @@ class RunLedger:
     def _sizes(self) -> Tensor:
         return torch.cat([s.flatten() for s in self.laws.reference(self.theta, dtype=_PRECISION).scales.values()])
 
-    def _vector(self, found: list[Tensor]) -> Tensor:
-        return torch.cat([value.flatten() for value in found])
+    def _vector(self, result: list[Tensor]) -> Tensor:
+        return torch.cat([value.flatten() for value in result])
 
     def _places(self) -> dict[str, Tensor]:
         """Return which numbers belong to each family."""
@@ -64,8 +64,8 @@ class RunLedger:
         """Take a step of this size into account, before it is made."""
         sources, pairs = (self._point, self._direction), LawPairs([(0, 1), (1, 0), (1, 1)])
         with torch.no_grad():
-            found = self.plan.evaluate(sources, pairs, dtype=_PRECISION)
-            first, mirror, second = (self._vector(found.values(pair)) for pair in range(3))
+            result = self.plan.evaluate(sources, pairs, dtype=_PRECISION)
+            first, mirror, second = (self._vector(result.values(pair)) for pair in range(3))
             self.second += rate * rate * second
             self.first -= rate * (first + mirror)
 
@@ -81,10 +81,10 @@ class RunLedger:
         }
         return {
             family: {
-                name: float(torch.linalg.vector_norm(part[places])) / (self.scales[family] or 1.0)
+                name: float(torch.linalg.vector_norm(part[indices])) / (self.scales[family] or 1.0)
                 for name, part in parts.items()
             }
-            for family, places in self.places.items()
+            for family, indices in self.places.items()
         }
 
     def state(self) -> dict[str, Tensor]:

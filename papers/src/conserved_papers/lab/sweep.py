@@ -58,7 +58,7 @@ class Training(Task):
         return self.device.startswith("cuda")
 
     def perform(self, checkpoint: Path | None = None) -> Documents:
-        found = train(
+        result = train(
             self.recipe,
             examples_of(self.recipe, self.source),
             rate=self.rate,
@@ -66,7 +66,7 @@ class Training(Task):
             device=self.device,
             limits=Limits(seconds=math.inf if self.seconds is None else self.seconds, checkpoint=checkpoint),
         )
-        return {trajectory.name: trajectory.record() for trajectory in found}
+        return {trajectory.name: trajectory.record() for trajectory in result}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def trainings(
     ]
 
 
-def sweep(tasks: Sequence[Task], store: str | Path, place: Place, *, say: Say = lambda _: None) -> Sweep:
+def sweep(tasks: Sequence[Task], store: str | Path, index: Place, *, say: Say = lambda _: None) -> Sweep:
     """Do what is missing in the store, wherever `place` does it, and store each result when it comes."""
     store = Path(store)
     names = [task.name for task in tasks]
@@ -123,15 +123,15 @@ def sweep(tasks: Sequence[Task], store: str | Path, place: Place, *, say: Say = 
         say(f"{present} results are in {store} already")
     failures: list[Failure] = []
     done = 0
-    for number, (task, found) in enumerate(place.run(missing, folder=checkpoints(store)), 1):
-        if isinstance(found, BaseException):
-            reason = str(found) or type(found).__name__
+    for number, (task, result) in enumerate(index.run(missing, folder=checkpoints(store)), 1):
+        if isinstance(result, BaseException):
+            reason = str(result) or type(result).__name__
             failures.append(Failure(task=task.name, reason=reason))
             say(f"[{number}/{len(missing)}] {task.name} failed: {reason}")
             continue
-        for name, content in found.items():
+        for name, content in result.items():
             keep(store, task.kind, name, content)
-        done += len(found)
+        done += len(result)
         say(f"[{number}/{len(missing)}] {task.name}")
     return Sweep(stored=done, present=present, failures=tuple(failures))
 

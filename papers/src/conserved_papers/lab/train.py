@@ -58,7 +58,7 @@ class Limits:
 def marks(steps: int) -> list[int]:
     """0, and about three steps per doubling up to the last, the powers of two among them."""
     octaves = range(int(math.log2(max(1, steps)) * _PER_OCTAVE) + 1)
-    rounded = {round(2 ** (place / _PER_OCTAVE)) for place in octaves}
+    rounded = {round(2 ** (index / _PER_OCTAVE)) for index in octaves}
     return sorted({0, steps, *(mark for mark in rounded if mark <= steps)})
 
 
@@ -196,10 +196,10 @@ class _Run:
         total: dict[str, Tensor] = {}
         losses = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.examples.inputs.device)
         for share, inputs, targets in self.batches():
-            found, value = self.gradients(self.theta, inputs, targets)
+            result, value = self.gradients(self.theta, inputs, targets)
             losses += share * value.detach().double()
-            for name, slope in found.items():
-                total[name] = share * slope if name not in total else total[name].add_(slope, alpha=share)
+            for name, grad in result.items():
+                total[name] = share * grad if name not in total else total[name].add_(grad, alpha=share)
         return total, losses
 
     def batches(self) -> Iterator[tuple[float, Tensor, Tensor]]:
@@ -274,10 +274,10 @@ class _Run:
                 at=tuple(recording.at),
                 time=tuple(recording.time),
                 squares=tuple(recording.squares),
-                loss=tuple(losses[place] for losses in recording.losses),
-                quantities=quantities[place],
+                loss=tuple(losses[index] for losses in recording.losses),
+                quantities=quantities[index],
             )
-            for place, seed in enumerate(self.seeds)
+            for index, seed in enumerate(self.seeds)
         ]
 
 

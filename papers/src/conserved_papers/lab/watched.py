@@ -38,8 +38,8 @@ class Watched:
         """Return all quantities of every seed now."""
 
         def of_one(stacked: Stacked) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            found = self.laws.reference(stacked, dtype=_PRECISION)
-            return dict(found.values), dict(found.scales)
+            result = self.laws.reference(stacked, dtype=_PRECISION)
+            return dict(result.values), dict(result.scales)
 
         values, scales = _over_seeds(of_one, dict(theta))
         return Reference(values, scales)
@@ -48,11 +48,11 @@ class Watched:
         """`LawSet.changes` of every seed; each tensor has a first axis over seeds."""
 
         def of_one(stacked: Stacked, values: Stacked, scales: Stacked) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-            found = self.laws.changes(Reference(values, scales), stacked, dtype=_PRECISION)
-            return {name: (change.distance, change.size, change.terms) for name, change in found.items()}
+            result = self.laws.changes(Reference(values, scales), stacked, dtype=_PRECISION)
+            return {name: (change.distance, change.size, change.terms) for name, change in result.items()}
 
-        found = _over_seeds(of_one, dict(theta), dict(reference.values), dict(reference.scales))
-        return {name: Change(distance=d, size=s, terms=t) for name, (d, s, t) in found.items()}
+        result = _over_seeds(of_one, dict(theta), dict(reference.values), dict(reference.scales))
+        return {name: Change(distance=d, size=s, terms=t) for name, (d, s, t) in result.items()}
 
     def steepness(self, gradients: Stacked) -> dict[str, Tensor]:
         """For every h_i of every quadratic law, what τ⁻² |h_i(θ − τG) − h_i(θ)| can be at most: ½ C_h ‖G‖² of (9).
@@ -63,11 +63,11 @@ class Watched:
         if not laws.symmetries:
             return {}
 
-        def of_one(slopes: Stacked) -> dict[str, Tensor]:
-            found = laws.plan.evaluate([Magnitudes(Direction(slopes))], LawPairs([(0, 0)]), dtype=_PRECISION)
+        def of_one(grads: Stacked) -> dict[str, Tensor]:
+            result = laws.plan.evaluate([Magnitudes(Direction(grads))], LawPairs([(0, 0)]), dtype=_PRECISION)
             return {
                 s.name: torch.linalg.vector_norm(s.kind.units(value), dim=-1)
-                for s, value in zip(laws, found.values(), strict=True)
+                for s, value in zip(laws, result.values(), strict=True)
             }
 
         return dict(_over_seeds(of_one, dict(gradients)))
@@ -77,8 +77,8 @@ def _over_seeds(of_one: Callable[..., Any], *stacks: dict[str, Tensor]) -> Any:
     """Return a function of one model for all of a stack; of a single one as it is, which is faster."""
     if len(next(iter(stacks[0].values()))) > 1:
         return vmap(of_one)(*stacks)
-    found = of_one(*({name: tensor[0] for name, tensor in stack.items()} for stack in stacks))
-    return tree_map(lambda tensor: tensor.unsqueeze(0), found)
+    result = of_one(*({name: tensor[0] for name, tensor in stack.items()} for stack in stacks))
+    return tree_map(lambda tensor: tensor.unsqueeze(0), result)
 
 
 def watch(model: nn.Module, loss: LossName, inputs: Tensor) -> Watched:
@@ -100,8 +100,8 @@ def watch(model: nn.Module, loss: LossName, inputs: Tensor) -> Watched:
 def watch_recipe(recipe: Recipe, seed: int, model: nn.Module, examples: Examples) -> Watched:
     """`watch` the model that a recipe builds from a seed, on its first two examples; kept for its other step sizes."""
     inputs = examples.inputs[:2]
-    told = (str(inputs.dtype), tuple(inputs.shape), inputs.double().cpu().numpy().tobytes())
-    of = (recipe.architecture, repr(sorted(recipe.sizes.items())), seed, examples.loss, *told)
+    text = (str(inputs.dtype), tuple(inputs.shape), inputs.double().cpu().numpy().tobytes())
+    of = (recipe.architecture, repr(sorted(recipe.sizes.items())), seed, examples.loss, *text)
     if of not in _KEPT:
         if len(_KEPT) == _MOST_KEPT:
             del _KEPT[next(iter(_KEPT))]
@@ -166,19 +166,19 @@ class Recording:
         """Return every family, for every seed in the order of the stack."""
         units = {name: change.unit() for name, change in self.watched.changes(self.reference, theta).items()}
         # The mean over h_i of C/‖h_i(θ_0)‖: times Σ τ², equation (9) in units of equation (10).
-        slopes = {name: (value / units[name]).mean(-1).tolist() for name, value in self.steepest.items()}
+        grads = {name: (value / units[name]).mean(-1).tolist() for name, value in self.steepest.items()}
         families: dict[str, list[int]] = {}
-        for place, symmetry in enumerate(self.watched.laws):
-            families.setdefault(symmetry.family, []).append(place)
+        for index, symmetry in enumerate(self.watched.laws):
+            families.setdefault(symmetry.family, []).append(index)
         result = []
         for seed in range(len(self.losses[0])):
             table = torch.stack([step[seed] for step in self.measured])
-            of_seed = {name: each[seed] for name, each in slopes.items()}
+            of_seed = {name: each[seed] for name, each in grads.items()}
             result.append(tuple(self._quantity(family, table[:, at], at, of_seed) for family, at in families.items()))
         return result
 
-    def _quantity(self, family: str, table: Tensor, places: list[int], slopes: Mapping[str, float]) -> Quantity:
-        symmetries = [self.watched.laws.symmetries[place] for place in places]
+    def _quantity(self, family: str, table: Tensor, indices: list[int], grads: Mapping[str, float]) -> Quantity:
+        symmetries = [self.watched.laws.symmetries[index] for index in indices]
         role = self.watched.roles[family]
         # How many h_i of equation (10) each symmetry holds.
         counts = [len(s.kind.units(self.reference.values[s.name][0])) for s in symmetries]
@@ -196,9 +196,9 @@ class Recording:
         drift = (distance.sum(-1) / torch.where(size > 0, size, torch.ones_like(size))).sqrt()
         bound = None
         if role == "law":
-            each = torch.tensor([slopes.get(s.name, 0.0) for s in symmetries], dtype=torch.float64)
-            slope = float((each * weights).sum() / weights.sum())
-            bound = tuple(slope * squares for squares in self.squares)
+            each = torch.tensor([grads.get(s.name, 0.0) for s in symmetries], dtype=torch.float64)
+            grad = float((each * weights).sum() / weights.sum())
+            bound = tuple(grad * squares for squares in self.squares)
         return Quantity(
             family=family,
             role=role,
@@ -207,7 +207,7 @@ class Recording:
             numbers=sum(symmetry.numbers for symmetry in symmetries),
             linear=symmetries[0].kind.linear,
             errors={block: averaged(chosen) for block, chosen in blocks.items()},
-            mean=averaged(list(range(len(places)))),
+            mean=averaged(list(range(len(indices)))),
             drift=tuple(drift.tolist()),
             bound=bound,
         )

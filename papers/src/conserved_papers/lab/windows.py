@@ -35,8 +35,8 @@ class Window:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
 
-        def listed(found: FittedInterval | None) -> list[float | None] | None:
-            return None if found is None else [found.value, found.low, found.high]
+        def listed(result: FittedInterval | None) -> list[float | None] | None:
+            return None if result is None else [result.value, result.low, result.high]
 
         return {
             "window": self.name,
@@ -54,19 +54,19 @@ def windows(run: Trajectory, family: str) -> list[Window]:
     result = []
     for name, (begin, end) in WINDOWS.items():
         low, high = max(_FIRST, begin * run.planned), end * run.planned
-        places = [place for place, step in enumerate(run.at) if low <= step <= high and quantity.drift[place] > 0]
-        if len(places) < 3:
+        indices = [index for index, step in enumerate(run.at) if low <= step <= high and quantity.drift[index] > 0]
+        if len(indices) < 3:
             continue
-        steps, squares = [float(run.at[p]) for p in places], [run.squares[p] for p in places]
-        drift = [quantity.drift[p] for p in places]
+        steps, squares = [float(run.at[p]) for p in indices], [run.squares[p] for p in indices]
+        drift = [quantity.drift[p] for p in indices]
         predicted = None
         if quantity.ledger is not None and not quantity.linear:
-            predicted = slope(squares, [quantity.ledger["predicted"][p] for p in places])
+            predicted = slope(squares, [quantity.ledger["predicted"][p] for p in indices])
         result.append(
             Window(
                 name=name,
-                first=run.at[places[0]],
-                last=run.at[places[-1]],
+                first=run.at[indices[0]],
+                last=run.at[indices[-1]],
                 in_k=slope(steps, drift),
                 in_squares=slope(squares, drift),
                 predicted_in_squares=predicted,
@@ -84,10 +84,10 @@ def in_step_size_at(
     """
     rates, values = [], []
     for run in runs:
-        place = min(range(len(run.at)), key=lambda place: abs(run.at[place] - share * run.planned))
+        index = min(range(len(run.at)), key=lambda index: abs(run.at[index] - share * run.planned))
         quantity = run.quantity(family)
         rates.append(run.step)
-        values.append(_curve(quantity, predicted=predicted)[place])
+        values.append(_curve(quantity, predicted=predicted)[index])
     return slope(rates, values)
 
 
@@ -121,12 +121,12 @@ def comparison(run: Trajectory, family: str) -> WindowComparison:
     if quantity.ledger is None or quantity.linear:
         raise ValueError(f"{family} of {run.name} has no predicted drift to compare with.")
     ledger = quantity.ledger
-    places = [place for place, drift in enumerate(quantity.drift) if drift > 0]
-    first, last = places[0], places[-1]
-    per_square = [ledger["predicted"][place] / run.squares[place] for place in (first, last)]
+    indices = [index for index, drift in enumerate(quantity.drift) if drift > 0]
+    first, last = indices[0], indices[-1]
+    per_square = [ledger["predicted"][index] / run.squares[index] for index in (first, last)]
     return WindowComparison(
         apart=ledger["apart"][last] / quantity.drift[last],
-        worst=max(ledger["apart"][place] / quantity.drift[place] for place in places),
+        worst=max(ledger["apart"][index] / quantity.drift[index] for index in indices),
         residual=ledger["residual"][last] / quantity.drift[last],
         leak=ledger["leak"][last] / ledger["predicted"][last],
         shrunk=per_square[1] / per_square[0],

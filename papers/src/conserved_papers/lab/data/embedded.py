@@ -20,9 +20,9 @@ VOCABULARY = 256
 
 def digits() -> Images:
     """1,797 handwritten digits of 8 × 8 pixels, shipped with scikit-learn."""
-    found = require("sklearn.datasets", "The handwritten digits").load_digits()
-    pixels = torch.as_tensor(found.images * (255 / 16)).round().to(torch.uint8)[:, None]
-    return Images(name="digits", pixels=pixels, labels=torch.as_tensor(found.target))
+    result = require("sklearn.datasets", "The handwritten digits").load_digits()
+    pixels = torch.as_tensor(result.images * (255 / 16)).round().to(torch.uint8)[:, None]
+    return Images(name="digits", pixels=pixels, labels=torch.as_tensor(result.target))
 
 
 def standard_library(size: int = _MEGABYTE) -> Text:
@@ -32,8 +32,8 @@ def standard_library(size: int = _MEGABYTE) -> Text:
 
 def sequences(count: int, length: int, *, seed: int = 0) -> Int[Tensor, "count length"]:
     """`count` stretches of `length` bytes from random places of the standard library's text."""
-    found = standard_library().examples(count, length=length - 1, seed=seed)
-    return torch.cat([found.inputs, found.targets[:, -1:]], dim=1)
+    result = standard_library().examples(count, length=length - 1, seed=seed)
+    return torch.cat([result.inputs, result.targets[:, -1:]], dim=1)
 
 
 def standard_library_text(size: int) -> bytes:

@@ -83,9 +83,9 @@ class Images:
     def rows(self, count: int, *, side: int, seed: int = 0) -> Examples:
         """Every image as a sequence of its rows, the class as a number in [0, 1] to be regressed at every row."""
         classes = int(self.labels.max()) + 1
-        found = self.examples(count, size=side, channels=1, classes=classes, seed=seed)
-        marks = (found.targets.float() / max(1, classes - 1))[:, None, None].expand(-1, side, 1)
-        return Examples(name=self.name, inputs=found.inputs[:, 0], targets=marks.contiguous(), loss="square")
+        result = self.examples(count, size=side, channels=1, classes=classes, seed=seed)
+        marks = (result.targets.float() / max(1, classes - 1))[:, None, None].expand(-1, side, 1)
+        return Examples(name=self.name, inputs=result.inputs[:, 0], targets=marks.contiguous(), loss="square")
 
 
 def _resized(
@@ -116,8 +116,8 @@ class Text:
                 f"{self.name} has {len(self.tokens):,} tokens; sequences of {length} need at least {length + 1}."
             )
         starts = torch.randint(len(self.tokens) - length, (count,), generator=torch.Generator().manual_seed(seed))
-        stretches = self.tokens[starts[:, None] + torch.arange(length + 1)].long()
-        return Examples(name=self.name, inputs=stretches[:, :-1].contiguous(), targets=stretches[:, 1:].contiguous())
+        spans = self.tokens[starts[:, None] + torch.arange(length + 1)].long()
+        return Examples(name=self.name, inputs=spans[:, :-1].contiguous(), targets=spans[:, 1:].contiguous())
 
 
 def as_bytes(name: str, text: bytes) -> Text:
@@ -132,7 +132,7 @@ def as_words(name: str, words: Iterable[str], vocabulary: int) -> Text:
     listed = list(words)
     if not listed:
         raise UnusableDataError(f"{name} is empty.")
-    number = {word: place for place, (word, _) in enumerate(Counter(listed).most_common(vocabulary))}
+    number = {word: index for index, (word, _) in enumerate(Counter(listed).most_common(vocabulary))}
     if len(set(listed)) > vocabulary and UNKNOWN not in number:
         # The rarest word makes room for the one that stands for all others.
         number[UNKNOWN] = number.popitem()[1]

@@ -26,7 +26,7 @@ def class_folders(root: Path, *, size: int, limit: int, seed: int = 0) -> Images
     """Up to `limit` images drawn over all classes, scaled so that the shorter side fits and cut to the middle."""
     files = [(path, label) for label, inner in enumerate(_classes(root)) for path in _pictures(inner)]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:limit]
-    chosen = [files[place] for place in order.tolist()]
+    chosen = [files[index] for index in order.tolist()]
     pixels = torch.stack([_picture(path, size) for path, _ in chosen])
     return Images(name=root.name, pixels=pixels, labels=torch.tensor([label for _, label in chosen]))
 

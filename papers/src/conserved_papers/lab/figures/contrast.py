@@ -30,10 +30,10 @@ def figure5(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
     findings: list[Finding] = []
     rows: list[tuple[str | float | int | None, ...]] = []
     for number, (title, group, family) in enumerate(shown, 1):
-        places = common_steps(group)
-        steps = [float(group[0].at[place]) for place in places]
+        indices = common_steps(group)
+        steps = [float(group[0].at[index]) for index in indices]
         for name, color, which in (("conserved", PALETTE[0], family), ("not conserved", PALETTE[1], f"not_{family}")):
-            mean, _, _ = spread([[run.quantity(which).mean[place] for place in places] for run in group])
+            mean, _, _ = spread([[run.quantity(which).mean[index] for index in indices] for run in group])
             data.append(line(steps, mean, name=name, color=color, panel=number, legend=number == 1))
         label = title.partition(" ")[2]
         ratios = [_final(run, f"not_{family}") / max(_final(run, family), 1e-300) for run in group]

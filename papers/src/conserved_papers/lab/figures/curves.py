@@ -35,7 +35,7 @@ def spread(values: Sequence[Sequence[float]]) -> tuple[Curve, Curve, Curve]:
 def common_steps(runs: Sequence[Trajectory]) -> list[int]:
     """Places of the recorded steps after the first, in runs that were recorded alike."""
     shortest = min(runs, key=lambda run: len(run.at))
-    return [place for place, step in enumerate(shortest.at) if step > 0]
+    return [index for index, step in enumerate(shortest.at) if step > 0]
 
 
 def panel_curves(runs: Runs, family: str, panel: int, *, legend: bool) -> list[dict[str, Any]]:
@@ -49,35 +49,37 @@ def panel_curves(runs: Runs, family: str, panel: int, *, legend: bool) -> list[d
 def _curves(
     group: Sequence[Trajectory], family: str, panel: int, *, color: str, name: str, legend: bool
 ) -> list[dict[str, Any]]:
-    places = common_steps(group)
-    steps = [float(group[0].at[place]) for place in places]
+    indices = common_steps(group)
+    steps = [float(group[0].at[index]) for index in indices]
     quantities = [run.quantity(family) for run in group]
-    mean, low, high = spread([[q.mean[place] for place in places] for q in quantities])
+    mean, low, high = spread([[q.mean[index] for index in indices] for q in quantities])
     drawn = [_band(steps, low, high, name=name, color=color, panel=panel)]
     for each in layers(quantities).values():
-        thin, _, _ = spread([[values[place] for place in places] for values in each])
+        thin, _, _ = spread([[values[index] for index in indices] for values in each])
         drawn.append(line(steps, thin, name=name, color=color, panel=panel, width=0.8, opacity=0.55, legend=False))
     drawn.append(line(steps, mean, name=name, color=color, panel=panel, width=3.2, legend=legend))
     if all(q.bound is not None for q in quantities) and not quantities[0].linear:
-        bound, _, _ = spread([[(q.bound or ())[place] for place in places] for q in quantities])
+        bound, _, _ = spread([[(q.bound or ())[index] for index in indices] for q in quantities])
         label = f"bound (9), {name}"
         drawn.append(line(steps, bound, name=label, color=color, panel=panel, width=1.6, dash="dot", legend=legend))
     return drawn
 
 
 def _band(steps: list[float], low: Curve, high: Curve, *, name: str, color: str, panel: int) -> dict[str, Any]:
-    kept = [(s, a, b) for s, a, b in zip(steps, low, high, strict=True) if a is not None and b is not None]
-    return band([k[0] for k in kept], [k[1] for k in kept], [k[2] for k in kept], name=name, color=color, panel=panel)
+    points = [(s, a, b) for s, a, b in zip(steps, low, high, strict=True) if a is not None and b is not None]
+    return band(
+        [k[0] for k in points], [k[1] for k in points], [k[2] for k in points], name=name, color=color, panel=panel
+    )
 
 
 def layers(quantities: Sequence[Quantity]) -> dict[str, list[tuple[float, ...]]]:
     """Return the curves of every layer, one per seed; blocks of one layer (experts) are averaged."""
-    found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    result: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for quantity in quantities:
         inside: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         for block, values in quantity.errors.items():
             numbered = re.match(r"(.*?\b\d+)\b", block)
             inside[numbered.group(1) if numbered else block].append(values)
         for layer, curves in inside.items():
-            found[layer].append(tuple(sum(column) / len(column) for column in zip(*curves, strict=True)))
-    return dict(found)
+            result[layer].append(tuple(sum(column) / len(column) for column in zip(*curves, strict=True)))
+    return dict(result)

@@ -80,6 +80,6 @@ def _order_curve(label: str, runs: Runs, family: str, panel: int, color: str) ->
         return []
     errors = []
     for rate, group in runs.items():
-        found = [run.quantity(family).drift[run.at.index(steps[rate])] for run in group]
-        errors.append(sum(found) / len(found))
+        result = [run.quantity(family).drift[run.at.index(steps[rate])] for run in group]
+        errors.append(sum(result) / len(result))
     return [line(list(runs), errors, name=label, color=color, panel=panel, marks=True)]

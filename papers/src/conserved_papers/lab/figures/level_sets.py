@@ -13,11 +13,11 @@ _LEVELS = (0.5, 1.5, 2.5)
 _REACH = 2.0
 
 
-def figure1(found: Mapping[str, dict[str, Any]]) -> Figure | None:
+def figure1(result: Mapping[str, dict[str, Any]]) -> Figure | None:
     """Level sets, and the paths of the weights of f(x) = a b x for every step size."""
-    if not found:
+    if not result:
         return None
-    documents = sorted(found.values(), key=lambda document: -document["rate"])
+    documents = sorted(result.values(), key=lambda document: -document["rate"])
     data = [trace for level in _LEVELS for trace in _branches(level)]
     for color, document in zip(PALETTE, documents, strict=False):
         for number, path in enumerate(document["paths"]):
