@@ -404,8 +404,8 @@ def lightning(dtype: torch.dtype, length: int, device: str) -> Built:
     """Lightning attention 2 with decay."""
     from lightning_attn.ops import lightning_attn_func
 
-    grads = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=torch.float32)
-    options = {"slopes": grads}
+    decay = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=torch.float32)
+    options = {"slopes": decay}
     return (
         lambda q, k, v: lightning_attn_func(q, k, v, options["slopes"]),
         qkv(dtype, length, device),

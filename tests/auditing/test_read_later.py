@@ -70,7 +70,8 @@ def said(result: Audit) -> list[object]:
     numbers = [(row.name, row.residual, row.tolerance, row.status, row.checked) for row in result.rows]
     verdict = result.verdict
     return [verdict.status, verdict.message, result.worst, result.ok, result.conclusive, result.tested,
-            result.findings, result.coverage, result.precision, result.known, dict(result.by_family()), numbers]  # fmt: skip
+            result.findings, result.coverage, result.precision, result.known, dict(result.by_family()),
+            numbers]  # fmt: skip
 
 
 @pytest.mark.parametrize("changed", [clipped, overwritten, freed], ids=lambda one: one.__name__)
