@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.inference.capture import CapturedProgram, capture
+from conserved.inference.capture import capture
+from conserved.inference.captured_program import CapturedProgram
 from conserved.inference.exponentials import separate
 from conserved.inference.types import Field, Type
 from conserved.inference.typing import Typing, type_program

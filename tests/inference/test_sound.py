@@ -25,7 +25,8 @@ from adversarial_models import Adversary, models
 from adversarial_structures import STATEFUL, Stateful
 from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
-from conserved.inference.capture import CapturedProgram, capture
+from conserved.inference.capture import capture
+from conserved.inference.captured_program import CapturedProgram
 from conserved.inference.rules import RULES, Step
 from conserved.laws import ProgramCheck
 from conserved.symmetry import GeneralLinear, Leg, OneScale, Scaling, Translation, View

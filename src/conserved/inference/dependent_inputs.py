@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import Operation, ValueRef
+from conserved.inference.captured_program import Operation, ValueRef
 from conserved.inference.echelon import Echelon, Equation
 from conserved.inference.engine import fraction
 from conserved.inference.random_field import DRAWS, LARGEST, FieldProgram, null_space

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference.capture import Operation
+from conserved.inference.captured_program import Operation
 from conserved.inference.engine import ReadPart
 from conserved.inference.laws_up_to_epsilon import ForgottenScale, ForgottenScales, count_calls
 from conserved.inference.rules import Known, base_name

@@ -25,6 +25,14 @@ def held_elsewhere(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [tensor for tensor in parameters if tensor.requires_grad and tensor.is_leaf and _is_kept(tensor)]
 
 
+def has_hooks(parameter: Tensor) -> bool:
+    """Return whether hooks are registered on a parameter that may change its gradient before or after it is
+    accumulated.
+    """
+    on_tensor = getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return bool(on_tensor) or has_accumulator_hooks(parameter)
+
+
 def has_accumulator_hooks(tensor: Tensor) -> bool:
     """Return whether Python hooks are registered on the node that accumulates the gradient of a parameter.
 

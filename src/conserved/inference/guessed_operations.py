@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.inference.capture import CapturedProgram, Operation
+from conserved.inference.captured_program import CapturedProgram, Operation
 from conserved.inference.rules import RULES, base_name
 
 StandIn = Callable[..., Any]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved._torch_compat import tree_flatten, tree_map_only
-from conserved.inference.capture import CapturedProgram, capture, shared_among
+from conserved.inference.capture import capture
+from conserved.inference.captured_program import CapturedProgram
 from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
@@ -34,6 +35,7 @@ from conserved.inference.typing import Typing, type_program
 from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
 from conserved.laws.renaming import wrapped_module
+from conserved.laws.shared_memory import shared_among
 from conserved.layout import named_parameters_of
 from conserved.layout.deepspeed import is_partitioned
 from conserved.symmetry import Symmetry

@@ -22,11 +22,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from conserved._torch_compat import children_of, dispatch_modes, in_function_transform, tree_leaves, tree_map_only
 from conserved.boundary import LAWS, guarded
-from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_state import CHECKING, preserve_state
+from conserved.inference.recorder import Recorder
 from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename

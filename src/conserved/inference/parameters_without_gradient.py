@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conserved.inference.capture import CapturedProgram, ValueRef
+from conserved.inference.captured_program import CapturedProgram, ValueRef
 from conserved.inference.rules import base_name
 from conserved.inference.typing import Typing
 from conserved.symmetry import Leg, Symmetry, Translation, View

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conserved.inference.capture import CapturedProgram
+from conserved.inference.captured_program import CapturedProgram
 from conserved.inference.guessed_operations import StandIn, guesses, unknown_operations
 from conserved.inference.moving_parameters import RunProgram, move_parameters, runs
 from conserved.laws import LawSet

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved._torch_compat import tree_map
-from conserved.inference.capture import CHECKPOINT, CapturedProgram
+from conserved.inference.captured_program import CHECKPOINT, CapturedProgram
 from conserved.inference.double_precision import in_double_precision, widen
 from conserved.inference.epsilon_removal import WithoutEpsilon
 from conserved.inference.objective import loss_outputs

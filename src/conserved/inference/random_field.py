@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from conserved._torch_compat import tree_map
-from conserved.inference.capture import CapturedProgram, Operation, ValueRef
+from conserved.inference.captured_program import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.step import base_name
 
 PRIME = (1 << 31) - 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conserved._torch_compat import tree_map_only
-from conserved.inference.capture import CapturedProgram, ValueRef
+from conserved.inference.captured_program import CapturedProgram, ValueRef
 
 WIDE_PRODUCT = 2.0
 """A matrix with n columns is drawn with standard deviation WIDE_PRODUCT / √n: products neither vanish nor explode."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from conserved._torch_compat import tree_map_only
-from conserved.inference.capture import CapturedProgram, Operation, ValueRef
+from conserved.inference.captured_program import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.places import _positions
 from conserved.inference.types import Atoms, Type
 from conserved.inference.typing import Typing

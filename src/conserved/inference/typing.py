@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import CHECKPOINT, CapturedProgram, Operation, ValueRef
+from conserved.inference.captured_program import CHECKPOINT, CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import Engine, ReadPart
 from conserved.inference.parameter_types import known_type, whole_parameter
 from conserved.inference.reading_progress import PROGRESS

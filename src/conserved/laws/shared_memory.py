@@ -18,6 +18,16 @@ _LISTED = 1 << 22
 """Entries up to which interleaved tensors are compared entry by entry; larger ones count as overlapping."""
 
 
+def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the trained parameters that have entries in common with others, or with themselves.
+
+    A step moves these twice.
+    """
+    trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
+    among = overlapping(trained)
+    return [name for name, parameter in trained.items() if name in among or overlaps_itself(parameter)]
+
+
 def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return, for every tensor that shares an entry with another, the other's name. One object is never two tensors."""
     placed = [(start, end, name) for name, tensor in tensors.items() for start, end in _extent(tensor)]

@@ -41,7 +41,7 @@ _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 @contextmanager
 def _relaxed_rules() -> Iterator[None]:
     """Let elementwise functions pass charges on as ReLU does, and norms as the identity does."""
-    from conserved.inference.capture import ValueRef
+    from conserved.inference.captured_program import ValueRef
     from conserved.inference.engine import ReadPart
     from conserved.inference.reindexing import Renumber
     from conserved.inference.rules import RULES, Step

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import ValueRef
+from conserved.inference.captured_program import ValueRef
 from conserved.inference.engine import ReadPart
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Renumber

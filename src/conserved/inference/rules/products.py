@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference.capture import ValueRef
+from conserved.inference.captured_program import ValueRef
 from conserved.inference.engine import ReadPart, scaled
 from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.places import take

@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from conserved.inference.capture import ValueRef
+from conserved.inference.captured_program import ValueRef
 from conserved.inference.reindexing import Renumber
 from conserved.inference.rules.contractions import OperandAxes, contraction
 from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.inference.capture import CapturedProgram, Operation, ValueRef
+from conserved.inference.captured_program import CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import ENTRIES, Engine, ReadPart
 from conserved.inference.parameter_types import first_use, known_type
 from conserved.inference.reindexing import Move

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conserved.inference.capture import ValueRef
+from conserved.inference.captured_program import ValueRef
 from conserved.inference.engine import Engine, Number, ReadPart, scaled
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import broadcast
