@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from conserved.alarm import Alarm
 from conserved.auditing import Audit, GradientsDoNotConserveError
-from conserved.auditing.backward_pass import layout_with
 from conserved.boundary import LAWS, Boundary
 from conserved.inference import FirstCall, NoExampleError
 from conserved.inference.live import FirstCallsOfParts, forget_model, in_parts, parts_of
@@ -29,25 +26,23 @@ from conserved.laws.renaming import laws_for
 from conserved.output.lines import counted
 from conserved.rank_agreement import (
     NotTogetherError,
-    RankAgreement,
-    announce_monitor,
     confirm_together,
-    retract_monitor,
 )
 from conserved.run_names import new_run_name
 from conserved.store import Sink, open_sink
 from conserved.store.step_record import StepRecord
+from conserved.tracking.audit_alarms import alarms_of
 from conserved.tracking.identities import StepIdentities
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
-from conserved.tracking.process_laws import SPREAD, laws_of_process, shared_laws
+from conserved.tracking.peers import Peers, is_first_process, several_processes
+from conserved.tracking.process_laws import SPREAD, laws_of_process
 from conserved.tracking.run_audits import (
     AUDIT,
     Audits,
     Cadence,
-    alarms_of,
     breaks_in_run_alone,
     changes_all_gradients,
     check_cadence,
@@ -55,6 +50,7 @@ from conserved.tracking.run_audits import (
 from conserved.tracking.run_records import RunRecords
 from conserved.tracking.run_results import RunResults
 from conserved.tracking.status_lines import announced, closing_line, opening_line, say
+from conserved.tracking.step_times import READING, StepTimes
 from conserved.tracking.step_watch import StepWatch
 from conserved.tracking.time_budget import LEAST, SHARE_ON_CPU, SHARE_ON_GPU, TimeBudget, check_budget
 from conserved.tracking.trained_parameters import Outline, Signature, orphan_alarm, outline, signature
@@ -147,12 +143,11 @@ class Monitor(RunResults):
         self._called, self._optimizers = model, optimizers_of(optimizer)
         self._config, self._where, self._loss = config, where, loss
         self._boundary = Boundary(
-            strict=config.strict, passing=(GradientsDoNotConserveError,) if stop else (), logs=_writes()
+            strict=config.strict, passing=(GradientsDoNotConserveError,) if stop else (), logs=is_first_process()
         )
-        self._agreement: RankAgreement | None = None
-        """How processes that hold pieces of one parameter agree on what they compute together."""
+        self._peers = Peers()
         self._boundary.when_failed(self._withdraw)
-        self._announced = self._boundary.attempt(STEP, announce_monitor) if _several_processes() else None
+        self._boundary.attempt(STEP, self._peers.announce)
         self._stop, self._every, self._audit_every = stop, every, audit
         self._budget = self._make_budget(budget)
         self._known: LawAccount | None = None
@@ -164,12 +159,12 @@ class Monitor(RunResults):
         name = run or new_run_name()
         self._records = RunRecords(
             name,
-            open_sink(sinks) if _writes() else (),
+            open_sink(sinks) if is_first_process() else (),
             config,
             self._boundary,
             self.records,
             every=every,
-            logs=_writes(),
+            logs=is_first_process(),
         )
         self._readings: dict[str, Tensor | float] = {}
         self._precisions: set[torch.dtype] = set()
@@ -198,8 +193,6 @@ class Monitor(RunResults):
         self._held: list[Alarm] = []
         """Alarms of audits, until `step` knows the loss that the gradients are of."""
         self._looked = False
-        self._auditing = self._accounting = self._reading = 0.0
-        """Seconds of this step that went into audits, the account, and reading laws."""
         self._within: Optimizer | None = None
         """The optimizer whose step is running, if it began before the laws were known."""
         self._skip = False
@@ -209,7 +202,8 @@ class Monitor(RunResults):
         """The parameters whose laws are watched."""
         self._outline: Outline | None = None
         """The last values compared, to notice changes."""
-        self._clock, self._inside, self._computed = time.perf_counter(), 0.0, 0.0
+        asked = {purpose for purpose, cadence in (("account", every), ("audit", audit)) if cadence != "auto"}
+        self._times = StepTimes(self._boundary, self._budget, asked)
         self._boundary.attempt(STEP, self._listen)
         # Half of the budget: the other half is for laws.
         make = partial(StepIdentities, allowance=partial(_half_of, self._budget))
@@ -230,7 +224,7 @@ class Monitor(RunResults):
             share=share or (SHARE_ON_CPU if on_host else SHARE_ON_GPU),
             least=LEAST if on_host and share is None else 0.0,
             first=1 if on_host else FIRST,
-            on_processor=on_host and not _several_processes(),
+            on_processor=on_host and not several_processes(),
         )
 
     def _given_laws(self, laws: LawSet | str | Path) -> LawSet:
@@ -269,24 +263,24 @@ class Monitor(RunResults):
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just started."""
         if self._first is None:
             return
-        began, call = self._now(), self._first.call
+        call = self._first.call
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        # Reading laws runs the model: its random numbers are those of the run.
-        with announced("reading the laws of the model"), torch.random.fork_rng(devices=devices):
-            laws = self._first.laws()
-        self.watch(laws)
-        if self._audits is not None:
-            self._audits.passes += running
-            if running and call is not None:
-                self._audits.begin_pass(*call)
-        self._reading += self._now() - began
+        with self._times.spent_on(READING):
+            # Reading laws runs the model: its random numbers are those of the run.
+            with announced("reading the laws of the model"), torch.random.fork_rng(devices=devices):
+                laws = self._first.laws()
+            self.watch(laws)
+            if self._audits is not None:
+                self._audits.passes += running
+                if running and call is not None:
+                    self._audits.begin_pass(*call)
 
     def _watch_laws(self, laws: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
         self._signature = signature(self.model)
         self._steps.remember_weights()
         try:
-            laws = self._agree_with_ranks(laws)
+            laws = self._peers.agree_on_laws(self.model, laws, self._config.layout)
             self._bind_laws(laws)
         except NotTogetherError as reason:
             for stage in (LAWS, ACCOUNT, AUDIT):
@@ -294,30 +288,10 @@ class Monitor(RunResults):
         else:
             self._boundary.attempt(AUDIT, self._begin_audits, laws)
 
-    def _agree_with_ranks(self, laws: LawSet) -> LawSet:
-        """Return the laws that all processes with these parameters have read, about to take the reference together."""
-        ranks = layout_with(parts_of(self.model), self._config.layout).joint_ranks if _several_processes() else ()
-        if self._agreement is None and len(ranks) > 1 and self._announced is not None:
-            self._agreement = RankAgreement(ranks, "laws", self._announced)
-        if self._agreement is None:
-            return laws
-        self._agreement.confirm("reference of laws")
-        return shared_laws(laws, self._agreement)
-
-    def _together(self) -> AbstractContextManager[None]:
-        """Return a context in which all processes confirm a computation over processes before it runs."""
-        return nullcontext() if self._agreement is None else self._agreement.active()
-
     def _withdraw(self, stage: str) -> None:
         """A stage failed on this process: the others must not wait for it."""
-        if self._announced is None or stage not in (STEP, LAWS, ACCOUNT, AUDIT) or not dist.is_initialized():
-            return
-        # The store may be gone already, with the process that held it.
-        with suppress(RuntimeError):
-            if self._agreement is None:
-                retract_monitor(self._announced)
-            else:
-                self._agreement.withdraw()
+        if stage in (STEP, LAWS, ACCOUNT, AUDIT):
+            self._peers.withdraw()
 
     def _bind_laws(self, laws: LawSet) -> None:
         if self._identities is not None:
@@ -360,7 +334,7 @@ class Monitor(RunResults):
             compare=self._config.compare,
             repair=self._config.repair,
         )
-        self._budget.together = self._audits.joint and _several_processes()
+        self._budget.together = self._audits.joint and several_processes()
         self._audits.arm()
 
     def watch(self, laws: LawSet) -> None:
@@ -415,7 +389,7 @@ class Monitor(RunResults):
             self.look_at_gradients()
 
     def _before_account(self, account: LawAccount, optimizer: Optimizer) -> None:
-        with self._together():
+        with self._peers.together():
             if self._sampled():
                 confirm_together("values before the step")
             account.watch.before_step(optimizer)
@@ -462,20 +436,17 @@ class Monitor(RunResults):
         self._within = None
 
     def _take_reference(self, account: LawAccount) -> None:
-        with self._together():
+        with self._peers.together():
             confirm_together("reference")
             account.take_reference()
 
     def _audit(self, step: int) -> None:
         if self._audits is None:
             return
-        began = self._now()
-        try:
-            # A replayed pass is not an evaluation of the loop.
-            with self._together(), nullcontext() if self._identities is None else self._identities.paused():
-                audit = self._audits.before_step(step)
-        finally:
-            self._auditing += self._now() - began
+        # A replayed pass is not an evaluation of the loop.
+        paused = nullcontext() if self._identities is None else self._identities.paused()
+        with self._times.spent_on("audit"), self._peers.together(), paused:
+            audit = self._audits.before_step(step)
         if audit is None:
             return
         self._readings |= self._audits.series[-1].readings()
@@ -618,7 +589,7 @@ class Monitor(RunResults):
         if self.waiting and not self._boundary.off(LAWS):
             return
         self._opened = True
-        if _writes():
+        if is_first_process():
             say(opening_line(self, self._optimizers, self._steps.autocast))
 
     def _note_loss(self, loss: Any) -> None:
@@ -665,9 +636,8 @@ class Monitor(RunResults):
             self._boundary.attempt(AUDIT, self._audits.forget)
         accounted = self._accounts_for(self.count) and not self._skip
         if self._known is not None:
-            began = self._now()
-            self._boundary.attempt(ACCOUNT, self._settle, accounted)
-            self._accounting += self._now() - began
+            with self._times.spent_on("account"):
+                self._boundary.attempt(ACCOUNT, self._settle, accounted)
         if accounted and (self._known is None or self._boundary.off(ACCOUNT)):
             self._records.send_readings(self.count, self._step_readings(), skipped=not self._steps.stepped)
         self._records.receive(self._audits, wait=False)
@@ -713,7 +683,7 @@ class Monitor(RunResults):
             used = self._precisions | self._steps.autocast
             if used:
                 account.use_precision(coarsest(*used))
-            with self._together():
+            with self._peers.together():
                 confirm_together("account of the step")
                 causes, numbers = account.settle()
             account.transfer.send(self.count, causes, numbers, self._step_readings(), not account.watch.stepped)
@@ -734,38 +704,28 @@ class Monitor(RunResults):
 
     def _take_times(self) -> None:
         """Take the times of the step, and put hooks on the next one if it is looked at."""
-        now, inside, computed = time.perf_counter(), self._boundary.seconds, self._boundary.processor_seconds
-        elapsed, spent = now - self._clock, inside - self._inside
-        own = computed - self._computed if self._budget.on_processor else spent
-        self._clock, self._inside, self._computed = now, inside, computed
-        looked = self._budget.due(self.count)
-        asked = (self._every != "auto") * self._accounting + (self._audit_every != "auto") * self._auditing
-        waited = 0.0
+        looked, waited, watching = self._budget.due(self.count), 0.0, 0.0
         if self._audits is not None:
             waited, self._audits.waited = self._audits.waited, 0.0
             looked = looked or (self._audit_every == "auto" and self._audits.last_step == self.count)
-        own = max(own - self._reading - waited - asked, 0.0)
-        if looked and self._audits is not None and self._budget.first > 1:
-            own += self._audits.watching.seconds()
-        self._budget.note(self.count, spent=own, run=max(elapsed - spent + waited, 0.0), looked=looked)
+            if looked and self._budget.first > 1:
+                watching = self._audits.watching.seconds()
+        self._times.end_step(self.count, looked=looked, waited=waited, watching=watching)
         if self._budget.revises(self.count):
             self._budget.interval = self._largest_interval(self._budget.wanted())
         if self._audits is not None:
             self._boundary.attempt(AUDIT, self._audits.after_step, self.count)
 
-    def _now(self) -> float:
-        """Return the time by the clock that the monitor's own work is measured with."""
-        return time.thread_time() if self._budget.on_processor else time.perf_counter()
-
     def _largest_interval(self, wanted: int) -> int:
         """Return the largest number of steps between looks that any process wants."""
-        if self._agreement is None:
+        agreement = self._peers.agreement
+        if agreement is None:
             return wanted
-        return self._boundary.attempt(AUDIT, self._agreement.reduce, "interval", wanted, max) or self._budget.interval
+        return self._boundary.attempt(AUDIT, agreement.reduce, "interval", wanted, max) or self._budget.interval
 
     def _forget_step(self) -> None:
         self._looked, self._skip = False, False
-        self._auditing = self._accounting = self._reading = 0.0
+        self._times.forget_step()
         self._boundary.attempt(STEP, self._steps.end_step)
         self._objective.end_step()
 
@@ -812,7 +772,7 @@ class Monitor(RunResults):
             self._boundary.turn_on("closing")
         self._hooks.clear()
         self._records.close()
-        if self._opened and _writes():
+        if self._opened and is_first_process():
             self._boundary.attempt(LINES, lambda: say(closing_line(self)))
         self._opened = False
 
@@ -913,12 +873,3 @@ def _check_arguments(model: nn.Module, every: int | Literal["auto"]) -> None:
         raise TypeError(f"Expected a torch.nn.Module as `model`, got {type(model).__name__}.")
     if every != "auto" and not (isinstance(every, int) and every >= 1):
         raise ValueError(f'Expected `every` to be "auto" or a number of steps of at least 1, got {every!r}.')
-
-
-def _several_processes() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _writes() -> bool:
-    """Return whether this process writes to sinks and logs: of several, only the first does."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

@@ -6,40 +6,37 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from conserved._torch_compat import children_of, version_of
-from conserved.alarm import Alarm
+from conserved._torch_compat import children_of
 from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit, Gauge, audit
 from conserved.auditing.attention_keys import keys_seen
-from conserved.auditing.audit_result import Row
 from conserved.auditing.backward_pass import layout_with
 from conserved.auditing.diagnosis import Diagnosis, Origin
 from conserved.auditing.epsilon_terms import EpsilonTerms
-from conserved.auditing.gradient_peaks import PeakHistory, corruption_verdict
-from conserved.auditing.reference_comparison import common_factor
+from conserved.auditing.gradient_peaks import PeakHistory
 from conserved.auditing.replay import RecordedPass, alone
 from conserved.boundary import guarded
 from conserved.inference.derivation import Derivation
-from conserved.inference.live import being_followed, cached_laws_of, parts_of
+from conserved.inference.live import cached_laws_of, parts_of
 from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
-from conserved.laws.independence import connected_groups
 from conserved.layout import GivenLayout, is_sharded
 from conserved.rank_agreement import active_agreement
-from conserved.tracking.identities.finding import name_tensors
+from conserved.tracking.audit_entry import AuditEntry
+from conserved.tracking.left_gradients import LeftGradients
+from conserved.tracking.replayed_gradients import is_unrelated, repair_gradients
 from conserved.tracking.time_budget import TimeBudget
 from conserved.tracking.watching_cost import WatchingCost
 
@@ -51,64 +48,10 @@ AUDIT = "audits"
 _COMPARED = 0.25
 """Share of the budget of audits that comparisons with reference form take: each is several passes, most in float32."""
 
-_COMPARED_DIRECTIONS = 16
-"""Matrices whose gradients are compared with those of a replay: the smallest, which are cheapest."""
-
-_UNRELATED = 0.1
-"""Cosine below which a gradient has nothing of another: that of random directions in 600 dimensions is 2.5 σ below."""
-
-_ROWS_OF_NOISE = 6
-"""Rows and columns of the smallest matrix that is asked whether it is noise."""
-
-_ONE_SIZE = 1.7
-"""Ratio of mean squares of noise of one size in two tensors of fifty entries and more: 3 σ."""
-
-_NOISE_VARIANCE = 8.0
-"""Entries times the relative variance of mean squares of that many entries of noise, at most."""
-
 _IRREPRODUCIBLE = "gradients were not reproducible"
 """Why a step is audited after one in which a replay gave other gradients than the run."""
 
 Cadence = Literal["auto"] | int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """One audit of a run in a few numbers, for a series beside the drift."""
-
-    step: int
-    status: str
-    ok: bool
-    conclusive: bool
-    worst: float
-    """The largest relative residual."""
-    excess: float
-    """The largest residual over what rounding explains of it."""
-    law: str
-    """The law furthest beyond its limit; empty if there is none."""
-    tested: int
-    refuted: int
-    gauge: float | None
-    """The largest relative sum of key gradients, where attention was watched."""
-    families: Mapping[str, float]
-    """The largest residual over what rounding explains, by family of law."""
-    seconds: float
-    why: str
-    """Why this step was audited."""
-    sensitivity: float | None = None
-    """The relative error of a leg that a typical law would have shown, where it was worked out."""
-    replays: int = 0
-    """Identities above the floor for which the pass was run again."""
-    rounding: Mapping[str, float] = field(default_factory=dict)
-    """The largest predicted rounding errors of dQ and dK of attention, where it runs in half precision."""
-
-    def readings(self) -> dict[str, float]:
-        """Return named numbers for a dashboard."""
-        result = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}
-        result |= {f"audit/of_rounding/{family}": value for family, value in self.families.items()}
-        result |= {f"audit/{name}": value for name, value in self.rounding.items()}
-        result["audit/seconds"] = self.seconds
-        return result if self.gauge is None else result | {"audit/gauge": self.gauge}
 
 
 def check_cadence(every: Cadence) -> None:
@@ -177,8 +120,7 @@ class Audits:
         self._gauge: Gauge | None = None
         self._armed: ExitStack | None = None
         self._following = ExitStack()
-        self._left: dict[str, _LeftGradient] = {}
-        """By parameter, its gradient as the backward pass left it."""
+        self._left = LeftGradients(model)
         self._mixed = False
         self.last_step = 0
         """The last step whose gradients were audited."""
@@ -203,7 +145,7 @@ class Audits:
         self._pass.record()
         self._following = ExitStack()
         if alone():
-            self._follow_gradients(self._following)
+            self._left.follow(self._following)
         if not self._hooks or _compiled(self._model):
             # Compiled code runs no hooks, and wrapping a function it calls would compile it anew.
             return
@@ -224,21 +166,9 @@ class Audits:
         for leaf in islice(leaves, 2):
             self._armed.callback(leaf.register_forward_pre_hook(guarded(self._note)).remove)
 
-    def _follow_gradients(self, undo: ExitStack) -> None:
-        """Remember gradients as the backward pass leaves them, to tell whether the loop changes them afterwards."""
-        self._left.clear()
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and parameter.is_leaf:
-                keep = guarded(partial(_keep_gradient, self._left, name))
-                undo.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
-
     def untouched(self, audit: Audit) -> bool:
         """Return whether all gradients of broken identities are as the backward pass left them."""
-        gradients = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
-        names = {name for row in audit.failures for name in row.parameters}
-        return bool(names) and all(
-            name in self._left and name in gradients and self._left[name].is_left(gradients[name]) for name in names
-        )
+        return self._left.are_left({name for row in audit.failures for name in row.parameters})
 
     def _note(self, module: nn.Module, args: Any) -> None:
         device = next((p.device.type for p in module.parameters()), "cpu")
@@ -337,10 +267,12 @@ class Audits:
                 result = look()
             self._note_comparison(result, step, began)
             self.unrelated = (
-                replay is not None and alone() and changes_all_gradients(result) and self._unrelated(replay)
+                replay is not None and alone() and changes_all_gradients(result) and is_unrelated(self._model, replay)
             )
             if self._repair and replay is not None and passes == 1 and alone() and _irreproducible(result):
-                self._redo(replay, step)
+                repair_gradients(self._model, replay)
+                self.repaired.append(step)
+                LOGGER.warning("conserved: step %d: gradients were replaced by those of the same pass run again.", step)
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
@@ -354,43 +286,10 @@ class Audits:
             self.attention_precision.take(gauge.attention_precision, step)
         self._note_rounding(result, step)
         self.last = result
-        entry = _entry(result, step, time.perf_counter() - began, self._why or "regular")
-        self.series.append(replace(entry, rounding=self.attention_precision.readings(step)))
+        rounding = self.attention_precision.readings(step)
+        why = self._why or "regular"
+        self.series.append(AuditEntry.of(result, step, time.perf_counter() - began, why, rounding))
         return result
-
-    def _unrelated(self, replay: RecordedPass) -> bool:
-        """Return whether most gradients have almost no component along those of the same pass run again.
-
-        Noise, centring, compression and projection keep a part of the direction. Gradients of other weights, of another
-        batch, or shifted in a buffer do not.
-        """
-        matrices = {n: p for n, p in self._model.named_parameters() if p.grad is not None and p.ndim > 1}
-        some = dict(sorted(matrices.items(), key=lambda item: item[1].numel())[:_COMPARED_DIRECTIONS])
-        try:
-            again = replay.gradients(some)
-        except Exception as problem:
-            # The one boundary to the user's program: it may refuse to run once more, or run out of memory.
-            LOGGER.info("gradients were not compared with those of a replay: %s", problem)
-            return False
-        pairs = [
-            (p.grad.flatten().double(), again[n].flatten().double()) for n, p in some.items() if p.grad is not None
-        ]
-        cosines = [float(torch.nn.functional.cosine_similarity(a, b, 0)) for a, b in pairs]
-        few = len(cosines) > 1 and 2 * sum(abs(cosine) < _UNRELATED for cosine in cosines) > len(cosines)
-        shapes = [p.grad.flatten(1).shape for p in some.values() if p.grad is not None]
-        return few and not _is_white([(a - b).view(shape) for (a, b), shape in zip(pairs, shapes, strict=True)])
-
-    def _redo(self, replay: RecordedPass, step: int) -> None:
-        """Overwrite the gradients that the pass did not give twice with those of the same pass, run again."""
-        wanted = {name: p for name, p in self._model.named_parameters() if p.requires_grad and p.grad is not None}
-        again = replay.gradients(wanted)
-        gradients = {name: p.grad for name, p in wanted.items() if p.grad is not None}
-        factor = common_factor(gradients, again)
-        with torch.no_grad():
-            for name, gradient in gradients.items():
-                gradient.copy_(again[name] * factor)
-        self.repaired.append(step)
-        LOGGER.warning("conserved: step %d: gradients were replaced by those of the same pass run again.", step)
 
     def _replayable(self) -> bool:
         """Return whether the recorded pass can be run again.
@@ -469,24 +368,6 @@ class Audits:
         )
 
 
-def _is_white(differences: Sequence[Tensor]) -> bool:
-    """Return whether matrices are independent noise of one size, as a loop adds it to gradients.
-
-    Gradients are not: their tensors, rows and columns have sizes of their own. Mean squares of n entries of normal
-    noise have a relative variance of 2 / n, and of Laplace noise 5 / n.
-    """
-    squares = [d.square() for d in differences if min(d.shape) >= _ROWS_OF_NOISE]
-    if len(squares) < 2:
-        return False
-    sizes = torch.stack([s.mean() for s in squares])
-    even = float(sizes.max()) <= _ONE_SIZE * float(sizes.min())
-    return even and all(
-        float(s.mean(axis).var() / s.mean().square()) <= _NOISE_VARIANCE / s.shape[axis]
-        for s in squares
-        for axis in (0, 1)
-    )
-
-
 def _irreproducible(audit: Audit) -> bool:
     """Return whether gradients were not those of their pass, for the first time: a loop that changes them means to."""
     origins = {diagnosis.origin for diagnosis in audit.diagnoses.values()}
@@ -511,33 +392,6 @@ def changes_all_gradients(result: Audit) -> bool:
     return 2 * len(result.failures) >= result.tested
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftGradient:
-    """A gradient as a backward pass left it: which tensor, how often written to, and its sum, not waited for."""
-
-    tensor: int
-    version: int
-    total: Tensor
-    """Writes through `.data` count no version."""
-
-    @staticmethod
-    def of(gradient: Tensor) -> _LeftGradient:
-        """Describe a gradient as it is now."""
-        values = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
-        return _LeftGradient(id(gradient), version_of(gradient), values.sum())
-
-    def is_left(self, gradient: Tensor) -> bool:
-        """Return whether nothing has written to a gradient since."""
-        now = _LeftGradient.of(gradient)
-        same = (now.tensor, now.version) == (self.tensor, self.version)
-        return same and bool(torch.equal(now.total, self.total))
-
-
-def _keep_gradient(left: dict[str, _LeftGradient], name: str, parameter: Tensor) -> None:
-    if parameter.grad is not None and not being_followed():
-        left[name] = _LeftGradient.of(parameter.grad)
-
-
 def _compiled(model: nn.Module) -> bool:
     """Return whether a part of a model is compiled, in place or by a module around it."""
     return any(m._compiled_call_impl is not None or "_orig_mod" in children_of(m) for m in model.modules())
@@ -548,115 +402,6 @@ def _of_another_pass(audit: Audit) -> bool:
     assert audit.gauge is not None
     infinite = any(not math.isfinite(row.residual) for row in audit.gauge.rows)
     return infinite and all(item.trouble != "not finite" for item in audit.findings)
-
-
-def _entry(audit: Audit, step: int, seconds: float, why: str) -> AuditEntry:
-    families = dict(audit.by_family())
-    watched = audit.gauge is not None and audit.gauge.rows
-    return AuditEntry(
-        step=step,
-        status=audit.verdict.status.value,
-        ok=audit.ok,
-        conclusive=audit.conclusive,
-        worst=audit.worst,
-        excess=max(families.values(), default=0.0),
-        law=audit.failures[0].name if audit.failures else audit.left_open[0].name if audit.left_open else "",
-        tested=audit.tested,
-        refuted=len(audit.failures),
-        gauge=audit.gauge.worst if audit.gauge is not None and watched else None,
-        families=families,
-        seconds=seconds,
-        why=why,
-        sensitivity=None if audit.sensitivity is None else audit.sensitivity.typical,
-        replays=len(audit.diagnoses),
-    )
-
-
-def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
-    """Yield what is wrong with the gradients of a step, one alarm for each defect.
-
-    Laws of one family, and laws that share a parameter with them, are broken by one defect as far as anyone can tell.
-    """
-    if audit.moved is not None and audit.failures:
-        worst = audit.failures[0]
-        yield _alarm(step, "stale", "", [worst], audit.verdict.message)
-        return
-    if audit.disagreements:
-        first = audit.disagreements[0]
-        names = tuple(dict.fromkeys(item.name for item in audit.disagreements if item.what == first.what))
-        yield Alarm(
-            step=step,
-            code="replicas",
-            law=first.name,
-            value=first.spread,
-            limit=first.limit,
-            message=first.text(),
-            family="replicas",
-            laws=names,
-            count=len(names),
-        )
-    for code, failures in _by_code(audit).items():
-        for rows in _connected(failures):
-            yield _alarm(step, code, rows[0].family, rows, _describe(rows))
-    if audit.comparison is not None and not audit.comparison.ok and not audit.failures:
-        different = audit.comparison.failures
-        yield Alarm(
-            step=step,
-            code="gradient",
-            law=different[0].parameter,
-            value=different[0].difference,
-            limit=different[0].limit,
-            message=audit.comparison.verdict.message,
-            family="reference",
-            laws=tuple(item.parameter for item in different),
-            count=len(different),
-        )
-    if audit.corrupted and not audit.failures:
-        entry = audit.corrupted[0]
-        yield Alarm(
-            step=step,
-            code="hardware",
-            law=entry.parameter,
-            value=entry.share,
-            limit=0.0,
-            message=corruption_verdict(audit.corrupted).message,
-            family="corrupted entry",
-            laws=tuple(item.parameter for item in audit.corrupted),
-            count=len(audit.corrupted),
-        )
-    infinite = [item.parameter for item in audit.findings if item.trouble == "not finite"]
-    if infinite:
-        message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
-        yield Alarm(step=step, code="not finite", law=infinite[0], value=math.nan, limit=0.0, message=message)
-    if audit.gauge is not None and audit.gauge.seen:
-        broken = [row for row in audit.gauge.rows if not row.ok]
-        if broken:
-            names = tuple(f"{row.name}[{row.head}]" for row in broken)
-            yield Alarm(
-                step=step,
-                code="gauge",
-                law=names[0],
-                value=broken[0].residual,
-                limit=broken[0].tolerance,
-                message=f"{audit.gauge.verdict.message} The largest sum, in {names[0]}, is {broken[0].residual:.2g} of "
-                f"its terms; rounding explains {broken[0].tolerance:.1g}.",
-                family="gauge",
-                laws=names,
-                count=len(names),
-            )
-
-
-def _by_code(audit: Audit) -> dict[str, list[Row]]:
-    """Return broken identities by the kind of alarm they raise.
-
-    The code is "hardware" where the same pass does not break them again.
-    """
-    codes: dict[str, list[Row]] = {}
-    for row in audit.failures:
-        diagnosis = audit.diagnoses.get(row.name)
-        transient = diagnosis is not None and diagnosis.origin is Origin.TRANSIENT
-        codes.setdefault("hardware" if transient else "gradient", []).append(row)
-    return codes
 
 
 def _needs_others(model: nn.Module, laws: LawSet) -> str:
@@ -680,39 +425,3 @@ def _without_data_parallel(model: nn.Module) -> nn.Module:
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
     return model
-
-
-def _connected(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return broken identities in groups that have a family or a parameter in common, worst first."""
-    groups = connected_groups(rows, lambda row: {f"family {row.family}", *row.parameters})
-    return [sorted(members, key=lambda row: -row.excess) for members in groups]
-
-
-def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str) -> Alarm:
-    worst = rows[0]
-    names = name_tensors(list(worst.parameters), 4)
-    alone = len(worst.parameters) == 1
-    headline = f"The gradient of {names} is wrong" if alone else f"One of the gradients of {names} is wrong"
-    return Alarm(
-        step=step,
-        code=code,
-        law=worst.name,
-        value=worst.residual,
-        limit=worst.tolerance,
-        message=message,
-        family=family,
-        laws=tuple(row.name for row in rows),
-        count=len(rows),
-        headline=f"{headline} in step {step}." if code in ("gradient", "hardware") else "",
-    )
-
-
-def _describe(rows: Sequence[Row]) -> str:
-    """Return the worst identity in words: the law, by how much, between which rows, and what would mend it."""
-    worst = rows[0]
-    between = " and ".join(worst.where[:4]) + (f" and {len(worst.where) - 4} more" if len(worst.where) > 4 else "")
-    text = (
-        f"The gradient identity of {worst.name} does not hold: residual {worst.residual:.3g}, {worst.excess:.3g} times "
-        f"what rounding explains ({worst.tolerance:.3g}). It stands between {between}."
-    )
-    return " ".join([text, *(f"{suggest[0].upper()}{suggest[1:]}." for suggest in worst.suggests)])

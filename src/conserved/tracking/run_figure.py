@@ -11,7 +11,7 @@ from typing import Any
 from conserved.alarm import Alarm
 from conserved.optional import require
 from conserved.store.step_record import StepRecord
-from conserved.tracking.run_audits import AuditEntry
+from conserved.tracking.audit_entry import AuditEntry
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 

@@ -17,8 +17,9 @@ from conserved.output.lines import counted
 from conserved.store.step_record import By, Entry, StepRecord
 from conserved.symmetry import Tensors
 from conserved.tracking import run_summary
+from conserved.tracking.audit_entry import AuditEntry
 from conserved.tracking.optimizer_watch import ACCOUNT
-from conserved.tracking.run_audits import AUDIT, AuditEntry, Audits
+from conserved.tracking.run_audits import AUDIT, Audits
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
 from conserved.tracking.watched_laws import NoLawError, unwrapped
 

@@ -1,0 +1,64 @@
+"""Gradients as the backward pass leaves them, to tell whether the loop changes them before the optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from conserved._torch_compat import version_of
+from conserved.boundary import guarded
+from conserved.inference.live import being_followed
+
+
+class LeftGradients:
+    """The gradients of a model's parameters as the backward pass under way leaves them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._left: dict[str, _LeftGradient] = {}
+
+    def follow(self, undo: ExitStack) -> None:
+        """Put hooks on parameters that remember their gradients; `undo` takes them away."""
+        self._left.clear()
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                keep = guarded(partial(self._keep, name))
+                undo.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
+
+    def are_left(self, names: Collection[str]) -> bool:
+        """Return whether nothing has written to the gradients of some parameters since the pass."""
+        gradients = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+        return bool(names) and all(
+            name in self._left and name in gradients and self._left[name].is_left(gradients[name]) for name in names
+        )
+
+    def _keep(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None and not being_followed():
+            self._left[name] = _LeftGradient.of(parameter.grad)
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftGradient:
+    """A gradient as a backward pass left it: which tensor, how often written to, and its sum, not waited for."""
+
+    tensor: int
+    version: int
+    total: Tensor
+    """Writes through `.data` count no version."""
+
+    @staticmethod
+    def of(gradient: Tensor) -> _LeftGradient:
+        """Describe a gradient as it is now."""
+        values = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
+        return _LeftGradient(id(gradient), version_of(gradient), values.sum())
+
+    def is_left(self, gradient: Tensor) -> bool:
+        """Return whether nothing has written to a gradient since."""
+        now = _LeftGradient.of(gradient)
+        same = (now.tensor, now.version) == (self.tensor, self.version)
+        return same and bool(torch.equal(now.total, self.total))
