@@ -11,7 +11,7 @@ PROOF = Evidence(what="determinant enclosure excludes zero", proof=True)
 
 
 def test_floating_point_evidence_cannot_prove() -> None:
-    with pytest.raises(ValueError, match="at most make it VERIFIED"):
+    with pytest.raises(ValueError, match="evidence that is a proof for PROVED"):
         Verdict(status=Verdict.PROVED, message="all laws found", evidence=(MEASURED,))
 
 
@@ -21,7 +21,7 @@ def test_a_proof_among_the_evidence_proves() -> None:
 
 @pytest.mark.parametrize("status", [Verdict.VERIFIED, Verdict.REFUTED])
 def test_a_verdict_needs_evidence(status: object) -> None:
-    with pytest.raises(ValueError, match="needs evidence"):
+    with pytest.raises(ValueError, match="Expected evidence for a verdict"):
         Verdict(status=status, message="because")  # type: ignore[arg-type]
 
 

@@ -88,11 +88,11 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if not self.evidence and self.status is not Status.INCONCLUSIVE:
-            raise ValueError(f"A verdict of {self.status.value} needs evidence.")
-        if self.status is Status.PROVED and not any(item.proof for item in self.evidence):
             raise ValueError(
-                "Only evidence that is a proof makes a verdict PROVED; floating point can at most make it VERIFIED."
+                f"Expected evidence for a verdict of {self.status.value}, got none. Pass what was measured."
             )
+        if self.status is Status.PROVED and not any(item.proof for item in self.evidence):
+            raise ValueError("Expected evidence that is a proof for PROVED, got floating-point evidence. Use VERIFIED.")
 
     @property
     def holds(self) -> bool:
@@ -119,7 +119,10 @@ class Verdict:
         return hash(self.status)
 
     def __bool__(self) -> bool:
-        raise TypeError("A verdict has five outcomes; ask for .holds, or compare with Verdict.REFUTED and so on.")
+        raise TypeError(
+            "Expected a comparison, got a bare bool: a verdict has five outcomes. Ask for .holds, or compare "
+            "with Verdict.REFUTED and so on."
+        )
 
     def __repr__(self) -> str:
         parts = f", {len(self.parts)} parts" if self.parts else ""

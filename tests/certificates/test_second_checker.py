@@ -95,7 +95,7 @@ class TestCorpus:
         assert "‖up.weight[i,:]‖² − ‖down.weight[:,i]‖²" in result.summary()
 
     def test_another_version_is_refused_with_both_versions_named(self) -> None:
-        with pytest.raises(MalformedError, match=r"version 3; this program reads versions 1 and 2"):
+        with pytest.raises(MalformedError, match=r"certificate of version 1 or 2, got 3"):
             Certificate.load(CORPUS / "bad_version.json")
 
 

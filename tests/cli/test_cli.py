@@ -235,7 +235,7 @@ class TestDiscoverCommand:
             ("FILE:Pair --inputs tokens:x:2", "tokens:BOUND:SHAPE"),
             ("FILE:Pair --inputs nowhere", "has no function 'nowhere'"),
             ("FILE:Pair --inputs 2,5", "failed on a random input"),
-            ("FILE:dropout --inputs 2,3", "is random"),
+            ("FILE:dropout --inputs 2,3", "got two that differ"),
             ("FILE:Pair --inputs 2,3 --loss hinge", "Unknown loss"),
         ],
     )

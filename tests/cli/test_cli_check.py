@@ -85,7 +85,7 @@ def test_integers_are_drawn_below_their_bound(
         ("attention", ("--inputs", "q:int:2,3"), "int:BOUND:SHAPE"),
         ("halved", ("--inputs", "x:fp32:3", "--causal"), "takes neither causal nor is_causal"),
         ("attention", ("--inputs", "q:fp32:2,3"), "cannot be run on these inputs"),
-        ("blank", ("--inputs", "x:fp32:3"), "no grad_fn"),
+        ("blank", ("--inputs", "x:fp32:3"), "with a grad_fn, got none"),
         ("number", ("--inputs", "x:fp32:3"), "not a function"),
         ("missing", ("--inputs", "x:fp32:3"), "has no 'missing'"),
     ],

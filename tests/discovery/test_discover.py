@@ -323,7 +323,7 @@ class TestUnsuitable:
     @pytest.mark.parametrize(
         ("build", "inputs", "options", "message"),
         [
-            (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), torch.zeros(3), {}, "is random"),
+            (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), torch.zeros(3), {}, "got two that differ"),
             (
                 lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
                 torch.zeros(4, 3),
@@ -333,34 +333,34 @@ class TestUnsuitable:
             (lambda: nn.Linear(3, 3), torch.zeros(2), {}, "failed on a random input"),
             (lambda: nn.Linear(3, 3), lambda generator: torch.ones(3), {}, "Every input drawn is the same"),
             (lambda: nn.Embedding(3, 3), torch.zeros(4, dtype=torch.long), {}, "must show their range"),
-            (lambda: nn.Linear(3, 3).requires_grad_(False), torch.zeros(3), {}, "no trainable parameter"),
-            (lambda: nn.Linear(3, 3), torch.zeros(3), {"loss": "hinge"}, "Unknown loss"),
-            (lambda: nn.Linear(3, 3), torch.zeros(3), {"params": {"w": torch.ones(1)}}, "brings its own"),
+            (lambda: nn.Linear(3, 3).requires_grad_(False), torch.zeros(3), {}, "at least one trainable parameter"),
+            (lambda: nn.Linear(3, 3), torch.zeros(3), {"loss": "hinge"}, "Expected loss to be"),
+            (lambda: nn.Linear(3, 3), torch.zeros(3), {"params": {"w": torch.ones(1)}}, "Expected params= only"),
             (lambda: nn.Linear(3, 3, device="meta"), torch.zeros(3), {}, "meta device"),
-            (lambda: lambda p, x: x, torch.zeros(3), {}, "needs params="),
+            (lambda: lambda p, x: x, torch.zeros(3), {}, "Expected params="),
             (
                 lambda: lambda p, x: x,
                 torch.zeros(3),
                 {"params": {"w": torch.ones(1)}},
-                "does not depend on the parameters",
+                "output that depends on the parameters",
             ),
             (
                 lambda: lambda p, x: x / (p["w"] - p["w"]),
                 torch.ones(3),
                 {"params": {"w": torch.ones(1)}},
-                "NaN or infinite",
+                "NaN or infinity",
             ),
             (
                 lambda: lambda p, x: (p["w"] * x).long(),
                 torch.ones(3),
                 {"params": {"w": torch.ones(1)}},
-                "without any floating",
+                "with a floating-point tensor",
             ),
             (
                 lambda: lambda p, x: torch.from_numpy((p["w"] * x).detach().numpy()),
                 torch.ones(3),
                 {"params": {"w": torch.ones(1)}},
-                "not differentiable|does not depend",
+                "not differentiable|output that depends",
             ),
         ],
         ids=[

@@ -207,7 +207,7 @@ class TestMonitor:
     def test_asked_before_any_call_it_says_what_is_missing(self) -> None:
         model = Pair()
         monitor = conserved.Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        with pytest.raises(ValueError, match="without knowing how it is called"):
+        with pytest.raises(ValueError, match="Expected laws or a first call"):
             monitor.errors()
 
     def test_the_reference_is_taken_before_the_first_step(self) -> None:

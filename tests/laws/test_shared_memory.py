@@ -140,7 +140,7 @@ def test_a_parameter_that_is_part_of_something_else_loses_its_laws_and_cannot_be
     else:
         # What the forward pass does not read takes no law away.
         assert {symmetry.family for symmetry in laws} == {"query_key", "value_output"}
-    with pytest.raises(UnsuitableError, match=r"[qk]\.weight shares memory with"):
+    with pytest.raises(UnsuitableError, match=r"[qk]\.weight, which shares memory with"):
         discover(model, torch.zeros(3, 4))
 
 

@@ -72,7 +72,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no run store"):
+    with pytest.raises(FileNotFoundError, match="Expected a run store"):
         RunStore(tmp_path / "none.db")
     watched(tmp_path / "runs.db", steps=1)
     with RunStore(tmp_path / "runs.db") as store:

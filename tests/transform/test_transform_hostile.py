@@ -198,7 +198,7 @@ def test_elements_of_another_kind_are_refused() -> None:
         ({neurons: torch.ones(8, dtype=torch.complex64)}, "complex"),
         ({neurons: "abc"}, "to be a tensor of numbers"),
         ({neurons: None}, "to be a tensor of numbers"),
-        ({3: torch.ones(8)}, "by symmetries or their names; got 3"),
+        ({3: torch.ones(8)}, "symmetries or their names as keys of elements, got 3"),
     ]
     for elements, sentence in wrong:
         with pytest.raises(ValueError, match=sentence):

@@ -95,7 +95,10 @@ def gaussian_coherence(length: int, width: int, samples: int = 16, seed: int = 0
         ValueError: a number is too small.
     """
     if length < 2 or width < 1 or samples < 2:
-        raise ValueError(f"Two keys, one entry and two samples at least; got {length}, {width}, {samples}.")
+        raise ValueError(
+            f"Expected at least two keys, one entry and two samples, got {length}, {width} and {samples}. Pass "
+            "more of them."
+        )
     generator = torch.Generator().manual_seed(seed)
     coherences = []
     for _ in range(samples):

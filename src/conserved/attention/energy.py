@@ -94,7 +94,9 @@ class EnergyField:
     def ridge_coherence(self) -> Float[Tensor, "*heads"]:
         """(L/d_λ) max ridge leverage, with d_λ the sum of the ridge leverages."""
         if self.ridge_leverages is None or self.ridge_dimension is None:
-            raise ValueError("Ridge leverages were not asked for; call energy_field(…, ridge=0.01) or so.")
+            raise ValueError(
+                "Expected a field with ridge leverages, got one without. Call energy_field(…, ridge=0.01)."
+            )
         spread = self.keys / self.ridge_dimension * self.ridge_leverages.amax(-1)
         return torch.where(self.key_rank > 0, spread, torch.nan)
 
@@ -177,7 +179,10 @@ def energy_field(
         q, k, key_mask = _with_bias(q, k, key_bias, key_mask, scale, groups)
     if slope is not None:
         if not causal:
-            raise ValueError("A bias by distance in both directions is not linear in the key: there is no exact field.")
+            raise ValueError(
+                "Expected a mask that is causal or no slope, got a slope in both directions. That bias is not "
+                "linear in the key, so it has no exact field: pass causal=True."
+            )
         q, k = _with_slope(q, k, slope, scale, groups)
     band = Band.of(q.shape[-2], k.shape[-2], causal=causal, window=window)
     # Sums over keys and queries are queued at once: the keys are factored while those of the queries are under way.
@@ -332,13 +337,16 @@ def _checked(
     """Return queries and keys with equal leading axes; those of a group of query heads get an axis of their own."""
     if q.ndim < 2 or k.ndim != q.ndim or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
         raise ValueError(
-            f"Queries (…, heads, length, d) and keys (…, key heads, length, d) do not fit: {tuple(q.shape)} and "
-            f"{tuple(k.shape)}."
+            "Expected queries (…, heads, length, d) and keys (…, key heads, length, d), got shapes "
+            f"{tuple(q.shape)} and {tuple(k.shape)}. Transpose tokens to the axis before the last."
         )
     if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"There is no field without queries and keys; got {tuple(q.shape)} and {tuple(k.shape)}.")
+        raise ValueError(
+            f"Expected at least one query and one key, got shapes {tuple(q.shape)} and {tuple(k.shape)}. Pass "
+            "tensors that are not empty."
+        )
     if not (q.is_floating_point() and k.is_floating_point()):
-        raise TypeError(f"Queries and keys are floating-point tensors; got {q.dtype} and {k.dtype}.")
+        raise TypeError(f"Expected floating-point queries and keys, got {q.dtype} and {k.dtype}. Convert them first.")
     query_mask = None if query_mask is None else query_mask.expand(q.shape[:-1])
     key_mask = None if key_mask is None else key_mask.expand(k.shape[:-1])
     q, k = q.detach(), k.detach()
@@ -346,7 +354,9 @@ def _checked(
         return q, k, query_mask, key_mask, None
     heads, key_heads = q.shape[-3], k.shape[-3]
     if heads % key_heads:
-        raise ValueError(f"{heads} query heads cannot share {key_heads} key heads evenly.")
+        raise ValueError(
+            f"Expected query heads to be a multiple of key heads, got {heads} and {key_heads}. Check the axis of heads."
+        )
     groups = heads // key_heads
     q = q.unflatten(-3, (key_heads, groups))
     query_mask = None if query_mask is None else query_mask.unflatten(-2, (key_heads, groups))

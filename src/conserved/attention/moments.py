@@ -117,7 +117,9 @@ def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -
     def moments() -> TokenMoments:
         packed = arrived()
         if not bool(torch.isfinite(packed).all()):
-            raise ValueError("Queries and keys must be finite; some are NaN or infinite.")
+            raise ValueError(
+                "Expected finite queries and keys, got NaN or infinite entries. Check the activations of the model."
+            )
         count, mean, flat = packed[..., 0], packed[..., 1 : 1 + d], packed[..., 1 + d :]
         matrix = flat.unflatten(-1, (rows, d))
         if exact:

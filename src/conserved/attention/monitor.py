@@ -68,7 +68,9 @@ class AttentionMonitor:
         keep: int = 10_000,
     ) -> None:
         if every < 1 or sequences < 1:
-            raise ValueError(f"Expected every and sequences of at least 1, got {every} and {sequences}.")
+            raise ValueError(
+                f"Expected every and sequences of at least 1, got {every} and {sequences}. Pass positive numbers."
+            )
         self.model = getattr(model, "_orig_mod", model)
         self.every, self.count = every, 0
         self.skipped: dict[str, str] = {}

@@ -55,7 +55,7 @@ class NaturalAttention(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         if dim < 1:
-            raise ValueError(f"Expected dim of at least 1, got {dim}.")
+            raise ValueError(f"Expected dim of at least 1, got {dim}. Pass the width of the layer.")
         self.dim = dim
         self.q, self.k, self.v = (nn.Parameter(torch.randn(dim, dim) / math.sqrt(dim)) for _ in range(3))
         self.seen: _Seen | None = None
@@ -139,9 +139,9 @@ class NaturalDescent(torch.optim.Optimizer):
         self, layer: NaturalAttention, lr: float, damping: float = 1e-3, metric: Metric = "gauss-newton"
     ) -> None:
         if lr <= 0 or damping <= 0:
-            raise ValueError(f"Expected a positive rate and damping, got {lr} and {damping}.")
+            raise ValueError(f"Expected a positive rate and damping, got {lr} and {damping}. Pass numbers above 0.")
         if metric not in ("gauss-newton", "tokens"):
-            raise ValueError(f'metric is "gauss-newton" or "tokens"; got {metric!r}.')
+            raise ValueError(f'Expected metric to be "gauss-newton" or "tokens", got {metric!r}. Pass one of them.')
         super().__init__(layer.parameters(), {"lr": lr, "damping": damping})
         self.layer, self.metric = layer, metric
 
@@ -157,7 +157,9 @@ class NaturalDescent(torch.optim.Optimizer):
         """
         layer, seen = self.layer, self.layer.seen
         if seen is None or layer.v.grad is None:
-            raise RuntimeError("Run the layer and a backward pass before a step.")
+            raise RuntimeError(
+                "Expected a layer whose backward pass has run, got none. Run the layer and backward() before a step."
+            )
         group = self.param_groups[0]
         rate, damping = group["lr"], group["damping"]
         tokens = seen.x.shape[:-1].numel()

@@ -66,7 +66,7 @@ class AuditHook:
         if every < 1:
             raise ValueError(f"Expected every of at least 1, got {every}. Pass a number of steps.")
         if on_failure not in ("raise", "log"):
-            raise ValueError(f'on_failure is "raise" or "log"; got {on_failure!r}.')
+            raise ValueError(f'Expected on_failure to be "raise" or "log", got {on_failure!r}. Pass one of them.')
         self.last: Audit | None = None
         """The latest audit; None before the first."""
         self.audits = 0

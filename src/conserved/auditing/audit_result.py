@@ -366,7 +366,10 @@ class Audit:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"No identity is named {name!r} among the {len(self.rows)} audited.")
+        raise KeyError(
+            f"Expected the name of an identity, got {name!r}, which is none of the {len(self.rows)} audited. Read "
+            "the names from `rows`."
+        )
 
     def record(self) -> dict[str, Any]:
         """Return plain data, for JSON."""

@@ -98,8 +98,9 @@ class BackwardPass:
             absent = tuple(name for name, gradient in gradients.items() if gradient is None)
             gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
             if not gradients:
-                many = f"None of the {len(trained)} trainable parameters has a gradient."
-                raise ValueError(f"{many} Call backward() first.")
+                raise ValueError(
+                    f"Expected gradients of {len(trained)} trainable parameters, got none. Call backward() first."
+                )
             gradients |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in gradients}
         assembly, assembled_laws = _assembly(parts, lawful, layout)
         assembled = assembly.put_together(trained, gradients)
@@ -182,14 +183,14 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     missing = [name for name in laws.plan.needs if name not in theta]
     if missing:
         raise ValueError(
-            f"`laws` refer to parameter {missing[0]!r}, which is not in the model. "
-            "Pass laws=conserved.recognize(model, x) of this model."
+            f"Expected `laws` of this model, got laws with the parameter {missing[0]!r}, which it does not have. "
+            "Pass laws=conserved.recognize(model, x)."
         )
     every = all(map(attrgetter("requires_grad"), theta.values()))
     trained = theta if every else {name: p for name, p in theta.items() if p.requires_grad}
     away = [name for name, p in trained.items() if p.is_meta]
     if away:
-        raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
+        raise ValueError(f"Expected parameters with values, got {away[0]} on the meta device. Load the weights first.")
     beside, looked_up = overlapping(theta), tables(parts.model)
     shared = retained.shared | {name for name, p in trained.items() if is_shared_with_stages(p)}
     gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up, shared)))

@@ -56,7 +56,10 @@ def audit_dump(folder: str | Path, laws: LawSet | str | Path, *, precision: torc
     model = _module_of(tensors[WEIGHTS], tensors[GRADIENTS])
     mapped = laws_for(read, dict(model.named_parameters()))
     if len(read) and not len(mapped):
-        raise ValueError(f"{folder} has none of the parameters of the laws: {mapped.dropped[-1].reason}.")
+        raise ValueError(
+            f"Expected gradients of the parameters of the laws in {folder}, got none: "
+            f"{mapped.dropped[-1].reason}. Check that the dump is of this model."
+        )
     return audit(model, mapped, precision=precision)
 
 
@@ -75,7 +78,9 @@ def read_dump(folder: Path) -> dict[str, dict[str, Tensor]]:
     for kind in (WEIGHTS, GRADIENTS):
         files = sorted(folder.glob(f"{kind}*.safetensors"))
         if not files:
-            raise ValueError(f"Expected {kind}*.safetensors or a checkpoint in {folder}, got neither.")
+            raise ValueError(
+                f"Expected {kind}*.safetensors or a checkpoint in {folder}, got neither. Write the dump there first."
+            )
         load = require("safetensors.torch", "Reading dumped gradients").load_file
         result[kind] = {name: tensor for file in files for name, tensor in load(file).items()}
     return result
@@ -90,7 +95,9 @@ class _ContentsUnpickler(pickle.Unpickler):
         dtype = getattr(torch, name, None) if module == "torch" else None
         if (module, name) in _TRUSTED_NAMES or isinstance(dtype, torch.dtype):
             return super().find_class(module, name)
-        raise ValueError(f"The checkpoint names {module}.{name}, which no table of contents of PyTorch does.")
+        raise ValueError(
+            f"Expected a table of contents of PyTorch, got {module}.{name} in the checkpoint. Save it with torch.save."
+        )
 
 
 def _read_checkpoint(folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -123,7 +130,10 @@ def _read_checkpoint(folder: Path) -> dict[str, dict[str, Tensor]]:
         if kind in result:
             result[kind][rest] = tensor
     if not result[WEIGHTS] or not result[GRADIENTS]:
-        raise ValueError(f'Expected a checkpoint of {{"weights": …, "gradients": …}} in {folder}.')
+        raise ValueError(
+            f"Expected a checkpoint of {{'weights': …, 'gradients': …}} in {folder}, got other keys. Save both "
+            "dictionaries together."
+        )
     return result
 
 

@@ -95,7 +95,8 @@ def audited_pass(
         value = objective()
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ValueError(
-                "Expected loss_fn to return a scalar tensor that depends on the parameters. Do not detach the loss."
+                "Expected loss_fn to return a scalar tensor with a graph, got another result. Return the loss of "
+                "the model, and do not detach it."
             )
         precision = precision or precision_of(value)
         value.backward()

@@ -306,7 +306,7 @@ def gauge(
         yield gauge_
     if not gauge_.seen and not gauge_.excluded:
         raise ValueError(
-            "No attention of this model was seen. Run the forward pass inside the with block as well, with gradients "
-            "enabled and uncompiled; attention that calls neither transformers' interface, torch's "
-            "scaled_dot_product_attention nor conserved.blocks cannot be watched."
+            "Expected attention in the forward pass, got none that can be watched. Run the forward pass inside "
+            "the with block, with gradients and uncompiled, through transformers' interface, "
+            "scaled_dot_product_attention or conserved.blocks."
         )

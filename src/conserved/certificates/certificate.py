@@ -208,12 +208,16 @@ class Certificate:
             MalformedError: the data is no certificate.
         """
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise MalformedError(f"This is not a certificate: its format is not {FORMAT!r}.")
+            raise MalformedError(
+                f"Expected a certificate in format {FORMAT!r}, got a file without that format. Write certificates "
+                "with Certificate.save."
+            )
         version = record.get("version")
         if type(version) is not int or version not in READ:
-            known = " and ".join(map(str, READ))
+            known = " or ".join(map(str, READ))
             raise MalformedError(
-                f"The certificate has version {format_value(version)}; this program reads versions {known}."
+                f"Expected a certificate of version {known}, got {format_value(version)}. Certify again, or use a "
+                "newer version of conserved."
             )
         only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)

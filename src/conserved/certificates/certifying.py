@@ -91,20 +91,20 @@ def certify(
     say = progress or (lambda message: None)
     if not isinstance(loss, str):
         raise UnsuitableError(
-            "A certificate carries the function alone. Put a loss of your own into it: certify f(params, (x, y)) that "
-            "returns the loss of one sample, with loss='any'."
+            'Expected loss="any" or "cross_entropy", got a function. Put the loss into the function: certify '
+            'f(params, (x, y)) that returns the loss of one sample, with loss="any".'
         )
     # Files have had the first name of it from the beginning.
     loss = "regression" if loss == "any" else loss
     if not 2 <= bits <= 4096:
-        raise UnsuitableError(f"bits must lie between 2 and 4096; got {bits}.")
+        raise UnsuitableError(f"Expected bits between 2 and 4096, got {bits}. Pass bits=128.")
     if metric is not None:
         f, params = in_metric(f, params, metric)
     function = function_of(f, inputs, loss=loss, params=params, device="cpu", class_axis=class_axis)
     if function.size > LARGEST:
         raise UnsuitableError(
-            f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
-            "Certify a narrower model of the same architecture, or freeze what is not of interest."
+            f"Expected at most {LARGEST:,} parameters, got {function.size:,}. Certify a narrower model of the "
+            "same architecture, or freeze what is not of interest."
         )
     traced = _trace(function, f, seed, say)
     options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
@@ -273,15 +273,16 @@ def _faithful(
         assert isinstance(output, Jet)
         if not _close(output.value, value, 1e-8):
             raise UnsuitableError(
-                "The traced program does not give the values of the function: its control flow depends on values, it "
-                "takes values out of tensors (item, numpy, nn.Parameter), or it rounds on purpose. Write it with "
-                "torch.where and tensors of fixed shape."
+                "Expected a traced program with the values of the function, got other values: control flow "
+                "depends on values, values are taken out of tensors (item, numpy, nn.Parameter), or the function "
+                "rounds on purpose. Write it with torch.where and tensors of fixed shape."
             )
         own = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
         if not _close(own, expected, 1e-7):
             raise UnsuitableError(
-                "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
-                "custom autograd function, a hook). Training it follows no function that could be certified."
+                "Expected backpropagation to give the gradient of the function, got another one: a custom "
+                "autograd function or a hook replaces it. Remove it, since training follows no function that "
+                "could be certified."
             )
 
 

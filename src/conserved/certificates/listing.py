@@ -28,7 +28,10 @@ def list_forms(
     exact = [symmetry for symmetry in laws if symmetry.exact]
     missing = {name for symmetry in exact for name in symmetry.parameters} - function.start.keys()
     if missing:
-        raise UnsuitableError(f"The laws given are about parameters the function does not have: {sorted(missing)[:3]}.")
+        raise UnsuitableError(
+            f"Expected laws of the function's parameters, got laws of {sorted(missing)[:3]}. Pass laws that were "
+            "recognized for this function."
+        )
     groups = [_forms(symmetry, function) for symmetry in exact]
     members = [(g, k) for g, group in enumerate(groups) for k in range(len(group))]
     if not members:

@@ -26,8 +26,8 @@ def refuse_wraparound(program: Program, limits: TypeLimits, inputs: Sequence[tup
         low, high = limits.get(index, spans[-1])
         if not low <= spans[-1][0] <= spans[-1][1] <= high:
             raise UnsuitableError(
-                f"A whole number may reach {max(spans[-1], key=abs):,} and wrap around in PyTorch, whose type ends at "
-                f"{high:,}. Use smaller numbers, or a wider integer type."
+                f"Expected whole numbers up to {high:,}, where their type ends, got one that may reach "
+                f"{max(spans[-1], key=abs):,} and wrap around. Use smaller numbers, or a wider integer type."
             )
 
 

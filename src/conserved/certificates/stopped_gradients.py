@@ -165,7 +165,8 @@ def refuse_hooks(parameters: dict[str, Any]) -> None:
     for name, parameter in parameters.items():
         if has_hooks(parameter):
             raise UnsuitableError(
-                f"{name} has a hook on its gradient, so training does not follow the gradient; remove it."
+                f"Expected parameters without hooks, got {name}, which has a hook on its gradient. Remove it: "
+                "with it, training does not follow the gradient."
             )
         if id(parameter) in held_ids:
             raise UnsuitableError(

@@ -96,7 +96,10 @@ def _lower(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Progra
             args, kwargs = (fx.node.map_arg(item, values.__getitem__) for item in (node.args, node.kwargs))
             values[node] = _operation(builder, node, args, dict(kwargs))
     if not isinstance(output, NodeRef):
-        raise UnsuitableError("The output depends on neither the parameters nor the input.")
+        raise UnsuitableError(
+            "Expected an output that depends on the parameters or the input, got a constant. Check that it is "
+            "not detached."
+        )
     program = Program(nodes=tuple(builder.nodes), output=builder.real(output).index, size=size)
     return prune(program, builder.limits)
 
@@ -150,12 +153,14 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
 def _refuse_impure(target: Any) -> None:
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
         raise UnsuitableError(
-            f"The function draws random numbers ({target}); switch that off, for instance with eval()."
+            f"Expected a deterministic function, got one that draws random numbers ({target}). Switch that off, "
+            "for instance with eval()."
         )
     schema = getattr(target, "_schema", None)
     if schema is not None and schema.is_mutable:
         raise UnsuitableError(
-            f"The function changes a buffer or an input while it runs ({target}), so it is another one the next time."
+            f"Expected a function that changes nothing, got one that writes to a buffer or an input ({target}). "
+            "Call eval(), or return a new tensor."
         )
 
 

@@ -104,13 +104,15 @@ def _repeats(function: NumericalFunction) -> NumericalFunction:
     for first_value, other in zip(first, second, strict=True):
         if first_value.shape != other.shape:
             raise UncheckableError(
-                f"{function.title} returns {tuple(first_value.shape)} and then {tuple(other.shape)} on the same inputs."
+                f"Expected {function.title} to return one shape for the same inputs, got "
+                f"{tuple(first_value.shape)} and then {tuple(other.shape)}. Make it deterministic."
             )
         size = rms(first_value) or 1.0
         if rms(wide(first_value) - wide(other)) > max(_RANDOM[0], _RANDOM[1] * UNIT[first_value.dtype]) * size:
             raise UncheckableError(
-                f"{function.title} is random: two calls on the same inputs from the same seed differ by "
-                f"{rms(wide(first_value) - wide(other)) / size:.0%}. Fix its random numbers, or pass them in."
+                f"Expected {function.title} to be deterministic, got results that differ by "
+                f"{rms(wide(first_value) - wide(other)) / size:.0%} between two calls from the same seed. Fix its "
+                "random numbers, or pass them in."
             )
     return function
 
@@ -351,9 +353,14 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
     for name, gradient, out in zip(function.out_names, grad, outs, strict=True):
         if not isinstance(gradient, Tensor) or gradient.shape != out.shape:
             shape = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
-            raise UncheckableError(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
+            raise UncheckableError(
+                f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}. Pass a gradient "
+                "of the output's shape."
+            )
         if not bool(torch.isfinite(gradient).all()):
-            raise UncheckableError(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
+            raise UncheckableError(
+                f"Expected the gradient of {name} to be finite, got infinities or NaN. Pass a finite one."
+            )
     return tuple(gradient.detach().to(out.device, out.dtype) for gradient, out in zip(grad, outs, strict=True))
 
 

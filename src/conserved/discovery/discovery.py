@@ -197,7 +197,7 @@ def discover(
         UnsuitableError: the function cannot be differentiated as needed or is too large; the message says why.
     """
     if dynamics not in ("gradient", "heavy_ball"):
-        raise UnsuitableError(f"Expected dynamics='gradient' or 'heavy_ball', got {dynamics!r}.")
+        raise UnsuitableError(f'Expected dynamics="gradient" or "heavy_ball", got {dynamics!r}. Pass one of them.')
     module = f if isinstance(f, nn.Module) and metric is None else None
     if metric is not None:
         f, params = in_metric(f, params, metric)

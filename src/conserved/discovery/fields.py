@@ -132,7 +132,10 @@ def _in_chunks(rows: Callable[[Tensor, Any], Tensor], points: Tensor, samples: A
             except (RuntimeError, NotImplementedError) as problem:
                 if "out of memory" in str(problem).lower():
                     raise
-                raise UnsuitableError(f"The function cannot be differentiated often enough: {problem}") from problem
+                raise UnsuitableError(
+                    f"Expected a function that can be differentiated several times, got an error: {problem} Write "
+                    "it with differentiable operators."
+                ) from problem
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 

@@ -134,16 +134,23 @@ def function_of(
 ) -> ParameterFunction:
     """Check what was given and bring it into the form of a `Function`."""
     if not callable(loss) and loss not in ("any", "regression", "cross_entropy"):
-        raise UnsuitableError(f"Unknown loss {loss!r}; expected any, cross_entropy or a function of (output, target).")
+        raise UnsuitableError(
+            f'Expected loss to be "any", "cross_entropy" or a function of (output, target), got {loss!r}. Pass '
+            "one of them."
+        )
     loss = "regression" if loss == "any" else loss
     sample = imitating(inputs)
     if isinstance(f, nn.Module):
         if params is not None:
-            raise UnsuitableError("params= belongs to a callable f(params, x); a module brings its own.")
+            raise UnsuitableError(
+                "Expected params= only with a callable f(params, x), got it with a module. Leave it out."
+            )
         call, start, owned, studied = _module(f, device)
     else:
         if not params:
-            raise UnsuitableError("A callable f(params, x) needs params=, the tensors to study it at.")
+            raise UnsuitableError(
+                "Expected params= for a callable f(params, x), got none. Pass the tensors to study it at."
+            )
         _refuse_complex(params)
         owned, studied = dict(params), None
         given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
@@ -156,7 +163,8 @@ def function_of(
 
     if not start:
         raise UnsuitableError(
-            "There is no trainable parameter: nothing is trained, so every function of them is conserved."
+            "Expected at least one trainable parameter, got none. Every function of frozen parameters is "
+            "conserved: call requires_grad_() on those to train."
         )
     axis = class_axis if loss == "cross_entropy" else None
     shapes: list[tuple[int, ...]] = []
@@ -180,8 +188,8 @@ def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
     for name, tensor in parameters.items():
         if tensor.is_complex():
             raise UnsuitableError(
-                f"The parameter {name} is complex. Its laws are those of pairs of reals: keep torch.view_as_real of it "
-                "as the parameter, and use torch.view_as_complex inside."
+                f"Expected real parameters, got {name}, which is complex. Keep torch.view_as_real of it as the "
+                "parameter, and use torch.view_as_complex inside."
             )
 
 
@@ -194,7 +202,8 @@ def _module(
     """
     if any(parameter.is_meta for parameter in module.parameters()):
         raise UnsuitableError(
-            "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
+            "Expected parameters with values, got a model on the meta device. Give it memory first, for instance "
+            'with to_empty(device="cpu").'
         )
     _refuse_complex({name: p for name, p in module.named_parameters() if p.requires_grad})
     _refuse_partly_shared(module)
@@ -203,7 +212,8 @@ def _module(
         model = copy.deepcopy(module).to(device=device)._apply(in_double)
     except (TypeError, NotImplementedError) as problem:
         raise UnsuitableError(
-            f"The module cannot be copied ({problem}): it holds a generator, a lock or the like. Take that out of it."
+            f"Expected a module that can be copied, got one that cannot ({problem}). Take generators, locks and "
+            "the like out of it."
         ) from problem
     canonical: dict[Hashable, str] = {}
     paths: dict[str, str] = {}
@@ -245,8 +255,9 @@ def _refuse_partly_shared(module: nn.Module) -> None:
         both_trained = {name, other} <= trained and memory_of(tensors[name]) == memory_of(tensors[other])
         if name in trained and not both_trained:
             raise UnsuitableError(
-                f"{name} shares memory with {other} and is not the same parameter: training moves one with the "
-                "gradient of the other, which is the gradient of no function. Let both places use one Parameter."
+                f"Expected parameters with memory of their own, got {name}, which shares memory with {other} and "
+                "is not the same parameter. Training moves one with the gradient of the other: let both modules "
+                "use one Parameter."
             )
 
 
@@ -264,7 +275,10 @@ def logits_of(output: Any) -> Tensor:
     """Return the logits of an output."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or not logits.ndim:
-        raise UnsuitableError("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
+        raise UnsuitableError(
+            'Expected logits for loss="cross_entropy", got an output without them. Return a tensor of logits, or '
+            "an output with .logits."
+        )
     return logits
 
 
@@ -277,14 +291,20 @@ def flat_output(output: Any, *, class_axis: int | None) -> Float[Tensor, " out"]
     if class_axis is not None:
         logits = logits_of(output)
         if not -logits.ndim <= class_axis < logits.ndim:
-            raise UnsuitableError(f"class_axis is {class_axis}; the outputs have shape {tuple(logits.shape)}.")
+            raise UnsuitableError(
+                f"Expected class_axis to be an axis of the outputs {tuple(logits.shape)}, got {class_axis}. Pass "
+                "the axis of classes."
+            )
         return (logits - logits.mean(class_axis, keepdim=True)).flatten()
     parts = list(tensors_in(output))
     if any(part.is_complex() for part in parts):
-        raise UnsuitableError("The function returns complex numbers; return torch.view_as_real of them.")
+        raise UnsuitableError("Expected a real output, got complex numbers. Return torch.view_as_real of them.")
     parts = [tensor.flatten() for tensor in parts if tensor.is_floating_point()]
     if not parts:
-        raise UnsuitableError(f"The function returned {type(output).__name__} without any floating-point tensor.")
+        raise UnsuitableError(
+            f"Expected an output with a floating-point tensor, got {type(output).__name__}. Return the outputs of "
+            "the model."
+        )
     return torch.cat(parts)
 
 
@@ -319,7 +339,9 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
                 sizes = torch.randn((count, *(1 for _ in value.shape)), dtype=torch.float64, **where).exp()
                 return sizes * torch.randn(shape, dtype=torch.float64, **where)
             if value.is_complex():
-                raise UnsuitableError("An input is complex; pass torch.view_as_real of it, and draw pairs of reals.")
+                raise UnsuitableError(
+                    "Expected real inputs, got a complex one. Pass torch.view_as_real of it, and draw pairs of reals."
+                )
             if value.dtype == torch.bool:
                 return torch.rand(shape, **where) < 0.5
             low, high = int(value.min()), int(value.max())
@@ -405,8 +427,9 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
     varied = [tensor for tensor in tensors_in(many) if tensor.numel()]
     if varied and all(bool((tensor == tensor[:1]).all()) for tensor in varied):
         raise UnsuitableError(
-            "Every input drawn is the same, so laws of that one input would be counted. Draw different ones from the "
-            "generator, or pass an example to be imitated; one with token ids must show their range."
+            "Expected inputs that differ, got the same one in every draw. Every input drawn is the same, so laws "
+            "of that one input would be counted: draw different ones from the generator, or pass an example to "
+            "be imitated; one with token ids must show their range."
         )
     with without_fused_kernels():
         try:
@@ -416,23 +439,26 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
             raise
         except Exception as problem:
             raise UnsuitableError(
-                f"The function failed on a random input: {type(problem).__name__}: {problem}"
+                "Expected a function that runs on random inputs, got an error: it failed on a random input with "
+                f"{type(problem).__name__}: {problem} Pass an example input to be imitated."
             ) from problem
         if not bool(torch.isfinite(first).all()):
             raise UnsuitableError(
-                "The function returned NaN or infinite values at random parameters and a random input."
+                "Expected finite outputs at random parameters and inputs, got NaN or infinity. Pass an example "
+                "input for which the function is defined."
             )
         if not torch.equal(first, second):
             raise UnsuitableError(
-                "The function is random, or changes when it is called: two calls on one input differ. "
-                "Switch off dropout and batch statistics with model.eval()."
+                "Expected one output for one input, got two that differ. Switch off dropout and batch statistics "
+                "with model.eval()."
             )
         with torch.no_grad(), HiddenInputs(partial(f, theta, x), studied) as hidden:
             function(theta, x)
         if hidden.names:
             raise UnsuitableError(
-                f"The function reads or changes something beside its tensors ({'; '.join(hidden.names[:3])}): another "
-                "call may compute something else. Take that out of the function."
+                "Expected a function of its tensors alone, got one that reads or changes something else "
+                f"({'; '.join(hidden.names[:3])}). Take that out of the function: another call may compute "
+                "something else."
             )
         _refuse_batch_statistics(f)
         try:
@@ -441,12 +467,19 @@ def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> in
                 gradient = gradient + _gradient_of(partial(_squares, function, other), theta)
         except Exception as problem:
             raise UnsuitableError(
-                f"The function is not differentiable: {type(problem).__name__}: {problem}"
+                "Expected a differentiable function, got one that is not differentiable: "
+                f"{type(problem).__name__}: {problem} Write it with differentiable operators."
             ) from problem
     if not bool(torch.isfinite(gradient).all()):
-        raise UnsuitableError("The gradient is NaN or infinite at random parameters and a random input.")
+        raise UnsuitableError(
+            "Expected a finite gradient at random parameters and inputs, got NaN or infinity. Pass an example "
+            "input for which the function is defined."
+        )
     if not bool(gradient.any()):
-        raise UnsuitableError("The output does not depend on the parameters: its gradient is zero.")
+        raise UnsuitableError(
+            "Expected an output that depends on the parameters, got a gradient of zero. Check that the output is "
+            "not detached."
+        )
     return first.numel()
 
 
@@ -457,6 +490,7 @@ def _refuse_batch_statistics(f: Any) -> None:
                 module.training or not module.track_running_stats
             ):
                 raise UnsuitableError(
-                    f"{name or 'the module'} normalises by the statistics of its batch, so the output for one input "
-                    "depends on the others. Call model.eval() to study it with running statistics."
+                    f"Expected outputs that depend on one input each, got {name or 'the module'}, which "
+                    "normalises by the statistics of its batch. Call model.eval() to study it with running "
+                    "statistics."
                 )

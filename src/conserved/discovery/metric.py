@@ -50,7 +50,8 @@ def in_metric(
     unknown = sorted(set(metric) - set(start))
     if unknown:
         raise UnsuitableError(
-            f"`metric` names {', '.join(unknown)}. Expected names of trainable parameters: {', '.join(start)}."
+            f"Expected `metric` to name trainable parameters ({', '.join(start)}), got {', '.join(unknown)}. "
+            "Correct the names."
         )
     maps = {name: _coordinates(name, start[name], given) for name, given in metric.items()}
 
@@ -75,12 +76,14 @@ def _coordinates(name: str, tensor: Tensor, given: Coordinate) -> Callable[[Tens
         return given
     root = torch.as_tensor(given, dtype=torch.float64).detach()
     if not bool((root > 0).all()) or not bool(torch.isfinite(root).all()):
-        raise UnsuitableError(f"The preconditioner of {name} must be positive and finite. Pass positive numbers.")
+        raise UnsuitableError(
+            f"Expected a positive and finite preconditioner, got another one for {name}. Pass positive numbers."
+        )
     try:
         root = root.sqrt().expand(tensor.shape)
     except RuntimeError as problem:
         raise UnsuitableError(
-            f"The preconditioner of {name} has shape {tuple(root.shape)}. Expected one that expands to "
-            f"{tuple(tensor.shape)}."
+            f"Expected a preconditioner of {name} that expands to {tuple(tensor.shape)}, got shape "
+            f"{tuple(root.shape)}. Pass one factor for each entry, row or tensor."
         ) from problem
     return lambda u: root * u

@@ -84,7 +84,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
         NoExampleError: there are no example inputs, and the model does not say how it is called.
     """
     if loss not in LOSSES:
-        raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
+        raise ValueError(f"Expected loss to be one of {', '.join(LOSSES)}, got {loss!r}. Pass one of them.")
     with preserve_state(model) if isinstance(model, nn.Module) else nullcontext():
         laws, program, run = _infer(model, args, kwargs, loss)
         PROGRESS.enter(f"checking {len(laws)} laws on the program")
@@ -257,8 +257,8 @@ def _follow(
         )
         return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors, run
     raise TypeError(
-        "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with the "
-        "parameters as a dictionary of tensors."
+        "Expected recognize(closure, model) or recognize(f, parameters, *inputs), got a function with other "
+        "arguments. Pass the parameters as a dictionary of tensors."
     )
 
 
@@ -361,8 +361,8 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
         f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
     )
     raise NoExampleError(
-        f"How {type(model).__name__} is called cannot be guessed{reason}. "
-        "Pass example inputs as it is called: recognize(model, x)."
+        f"Expected example inputs, got none, and how {type(model).__name__} is called cannot be guessed{reason}. "
+        "Call recognize(model, x)."
     )
 
 

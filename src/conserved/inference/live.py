@@ -102,7 +102,10 @@ class FirstCall:
             return
         self._stop()
         if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
-            raise TypeError("the model is called with an iterator, which reading the laws would use up")
+            raise TypeError(
+                "Expected tensors as inputs, got an iterator, which reading the laws would use up. Pass "
+                "laws=conserved.recognize(model, x)."
+            )
         self.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         for function in list(self.callbacks):
             function()
@@ -304,8 +307,8 @@ def laws_of_model(
             )
     except NoExampleError as problem:
         raise NoExampleError(
-            f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "
-            "pass laws=conserved.recognize(model, x) with an example input x."
+            f"Expected laws or a first call, got neither for {type(model).__name__}. Pass "
+            "laws=conserved.recognize(model, x) with an example input x."
         ) from problem
     stored[word] = _Known(state, laws)
     return laws

@@ -46,8 +46,8 @@ def _refuse_too_large(symmetries: list[Symmetry], theta: Tensors) -> None:
     entries = sum(prod(theta[name].shape) for name in _parameters(symmetries))
     if numbers * entries > _LARGEST:
         raise ValueError(
-            f"Counting independent laws needs a Jacobian of {numbers:,} laws × {entries:,} parameters "
-            f"({numbers * entries * 8 / 1e9:,.0f} GB) for the part around {symmetries[0].name}. "
+            f"Expected a Jacobian of at most {_LARGEST:,} entries to count independent laws, got {numbers:,} laws × "
+            f"{entries:,} parameters ({numbers * entries * 8 / 1e9:,.0f} GB) around {symmetries[0].name}. "
             "Count them on a narrower model of the same architecture; `numbers` is the count without this check."
         )
 
@@ -61,11 +61,11 @@ def _rank(symmetries: list[Symmetry], theta: Tensors) -> int:
     point = {}
     for name in names:
         if theta[name].is_meta:
-            raise ValueError(f"{name} is on the meta device: the number of independent laws depends on its values.")
+            raise ValueError(f"Expected parameters with values, got {name} on the meta device. Load the weights first.")
         point[name] = whole(theta[name].detach()).to(torch.float64)
         if not bool(torch.isfinite(point[name]).all()):
             raise ValueError(
-                f"{name} holds NaN or infinite values; the number of independent laws is not defined there."
+                f"Expected finite parameters, got NaN or infinity in {name}. Count independent laws at finite values."
             )
 
     def every_number(values: dict[str, Tensor]) -> Float[Tensor, " numbers"]:

@@ -144,9 +144,9 @@ class LawSet:
             if symmetry.name == name:
                 return symmetry
         raise KeyError(
-            f"No law is named {name!r}. There are {len(self)}; the first is {self.symmetries[0].name!r}."
+            f"Expected the name of a law, got {name!r}. The first of {len(self)} is {self.symmetries[0].name!r}."
             if self.symmetries
-            else f"No law is named {name!r}: the set is empty."
+            else f"Expected the name of a law, got {name!r}. The set is empty."
         )
 
     def __repr__(self) -> str:
@@ -181,7 +181,10 @@ class LawSet:
 
     def _derived(self) -> LawExplanation:
         if self.derivation is None:
-            raise ValueError("These laws were not inferred from a program, so there is no derivation of them.")
+            raise ValueError(
+                "Expected laws that were inferred from a program, got laws without a derivation. Call "
+                "conserved.recognize(model, x)."
+            )
         return self.derivation
 
     @property
@@ -328,7 +331,8 @@ class LawSet:
         """
         if by not in ("block", "family", "law") or relative_to not in ("value", "scale"):
             raise ValueError(
-                f'by is "block", "family" or "law" and relative_to "value" or "scale"; got {by!r}, {relative_to!r}.'
+                f'Expected by="block", "family" or "law" and relative_to="value" or "scale", got {by!r} and '
+                f"{relative_to!r}. Pass one of each."
             )
         groups: dict[str, list[Tensor]] = defaultdict(list)
         changes = self.changes(reference, parameters, dtype=dtype)
@@ -449,7 +453,9 @@ class LawSet:
             ValueError: the data is of another format or damaged.
         """
         if data.get("format") != FORMAT:
-            raise ValueError(f"Expected a law set in format {FORMAT!r}; got {data.get('format')!r}.")
+            raise ValueError(
+                f"Expected a law set in format {FORMAT!r}, got {data.get('format')!r}. Write it with LawSet.save."
+            )
         try:
             return LawSet(
                 symmetries=tuple(Symmetry.from_dict(item) for item in data["symmetries"]),
@@ -459,9 +465,13 @@ class LawSet:
                 unknown={text(name): int(count) for name, count in data.get("unknown", {}).items()},
             )
         except KeyError as problem:
-            raise ValueError(f"The law set is damaged: {problem} is missing.") from problem
+            raise ValueError(
+                f"Expected a whole law set, got one without {problem}. Write it with LawSet.save."
+            ) from problem
         except (TypeError, AttributeError) as problem:
-            raise ValueError(f"The law set is damaged: {problem}.") from problem
+            raise ValueError(
+                f"Expected a whole law set, got a damaged one ({problem}). Write it with LawSet.save."
+            ) from problem
 
     def save(self, path: str | Path) -> None:
         """Write the laws (not the weights) as JSON to the file `path`."""
@@ -485,21 +495,23 @@ class LawSet:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as problem:
             # Not UTF-8, not JSON, numbers of thousands of digits, or nested deeper than anyone would write.
-            raise ValueError(f"{path} is not a JSON file that can be read: {problem}.") from problem
+            raise ValueError(
+                f"Expected a JSON file that can be read, got {path}: {problem}. Write it with LawSet.save."
+            ) from problem
         if not isinstance(data, dict):
-            raise ValueError(f"{path} holds a {type(data).__name__}, not a law set.")
+            raise ValueError(f"Expected a law set in {path}, got a {type(data).__name__}. Write it with LawSet.save.")
         try:
             return LawSet.from_dict(data, parameters)
         except ValueError as problem:
-            raise ValueError(f"{path}: {problem}") from problem
+            raise ValueError(f"{problem} The file is {path}.") from problem
 
     def _theta(self, parameters: Tensors | None) -> Tensors:
         theta = self.parameters if parameters is None else parameters
         for name, symmetry in self.plan.needs.items():
             if name not in theta:
                 raise ValueError(
-                    f"{symmetry} needs {name}, which is not among the {len(theta)} parameters at hand. "
-                    "Pass the model's named parameters."
+                    f"Expected the parameters of {symmetry}, got {len(theta)} tensors without {name}. Pass the "
+                    "model's named parameters."
                 )
         return theta
 
@@ -510,7 +522,7 @@ class LawSet:
         missing = sorted(name for name in needed if theta[name].grad is None)
         if missing:
             count = f"{len(missing)} of {len(needed)} have none"
-            raise ValueError(f"{missing[0]} has no gradient ({count}). Call backward() first.")
+            raise ValueError(f"Expected a gradient of {missing[0]}, got none ({count}). Call backward() first.")
         return {name: grad for name in needed if (grad := theta[name].grad) is not None}
 
     def _directions(self, given: Tensors) -> Tensors:
@@ -518,7 +530,7 @@ class LawSet:
         missing = [name for name in self.plan.needs if not isinstance(given.get(name), Tensor)]
         if missing:
             raise ValueError(
-                f"There is no tensor for {missing[0]}; pass one (zeros, if it did not move) for each parameter."
+                f"Expected a tensor for each parameter, got none for {missing[0]}. Pass zeros if it did not move."
             )
         return given
 

@@ -36,11 +36,15 @@ def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tens
         return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
     still = [name for name in names if not theta[name].requires_grad]
     if still:
-        raise ValueError(f"{still[0]} does not require a gradient. Verify the model's own, trainable parameters.")
+        raise ValueError(
+            f"Expected trainable parameters, got {still[0]}, which requires no gradient. Verify the model's own "
+            "parameters."
+        )
     loss = loss_fn()
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise ValueError(
-            "Expected loss_fn to return a scalar tensor that depends on the parameters. Call it outside no_grad."
+            "Expected loss_fn to return a scalar tensor with a graph, got another result. Call it outside "
+            "no_grad, and do not detach the loss."
         )
     if not bool(torch.isfinite(loss.detach())):
         message = f"The loss is {loss.item()}; identities need a finite one."
@@ -48,8 +52,8 @@ def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tens
     away = [name for name in names if theta[name].is_meta]
     if away:
         raise ValueError(
-            f"{away[0]} is on the meta device, where gradients have no values. Laws of a model without weights, or "
-            "with weights offloaded by accelerate, can be listed; to verify them, load the weights."
+            f"Expected parameters with values, got {away[0]} on the meta device. Load the weights; without them "
+            "laws can be listed but not verified."
         )
     precision = precision_of(loss)
     reached_by = gradients_of(loss, theta)

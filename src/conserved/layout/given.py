@@ -27,9 +27,15 @@ def given_layout(names: list[str], given: GivenLayout, group: Any = None) -> dic
     over = whole_world() if group is None else RankGroup.of("given", group)
     for pattern, value in given.items():
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"Expected `layout` to name parameters, got {pattern!r}, which matches none.")
+            raise ValueError(
+                f"Expected `layout` to name parameters, got {pattern!r}, which matches none. Use names of "
+                "model.named_parameters()."
+            )
         if not (value is None or isinstance(value, int | ParameterLayout)):
-            raise ValueError(f"Expected an axis, None or a ParameterLayout for {pattern!r}, got {value!r}.")
+            raise ValueError(
+                f"Expected an axis, None or a ParameterLayout for {pattern!r}, got {value!r}. Pass the axis that "
+                "is split."
+            )
     table: dict[str, ParameterLayout] = {}
     for name in names:
         matching = [pattern for pattern in given if fnmatchcase(name, pattern)]

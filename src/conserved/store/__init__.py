@@ -56,4 +56,4 @@ def _file(path: Path) -> Sink:
         return JsonLines(path)
     if path.suffix in (".db", ".sqlite", ".sqlite3"):
         return SQLite(path)
-    raise ValueError(f"{path} has no known ending. Name it .db for a run store or .jsonl for JSON lines.")
+    raise ValueError(f"Expected a path that ends in .db (run store) or .jsonl (JSON lines), got {path}. Rename it.")

@@ -94,7 +94,7 @@ class RunStore:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.exists():
-            raise FileNotFoundError(f"There is no run store at {self.path}.")
+            raise FileNotFoundError(f"Expected a run store at {self.path}, got no file. Check the path.")
         self._db = connect(self.path)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class RunStore:
             KeyError: there is no run of this name.
         """
         if by not in ("block", "family", "law"):
-            raise ValueError(f'by is "block", "family" or "law"; got {by!r}.')
+            raise ValueError(f'Expected by="block", "family" or "law", got {by!r}. Pass one of them.')
         column = "name" if by == "law" else by
         query = f"select step, law.{column}, {MEAN_ERROR} from {ENTRIES} group by step, law.{column} order by step"
         return self._by_step(self.select(query, self._id(run)))
@@ -311,7 +311,9 @@ class RunStore:
     def _id(self, run: str) -> int:
         rows = self.select("select id from run where name = ?", run)
         if not rows:
-            raise KeyError(f"There is no run {run!r} in {self.path}. There are: {', '.join(self.runs()) or 'none'}.")
+            raise KeyError(
+                f"Expected a run of {self.path}, got {run!r}. There are: {', '.join(self.runs()) or 'none'}."
+            )
         return int(rows[0][0])
 
 

@@ -244,11 +244,10 @@ class Kind(ABC):
         if any(degree == 0 for degree in degrees):
             raise ValueError("Expected degrees other than 0, got a leg of degree 0, which does not move. Leave it out.")
         if not self.weighted and any(abs(degree) != 1 for degree in degrees):
-            raise ValueError(f"{self.title} acts with degrees +1 and −1 only; got {degrees}. Use Scaling for others.")
+            raise ValueError(f"Expected degrees +1 and −1 for {self.title}, got {degrees}. Use Scaling for others.")
         unit = getattr(self.products, "unit", 1)
         if n % unit:
-            rows = "pairs up rows, and {} is odd" if unit == 2 else f"takes {unit} rows at a time, and {{}} do not fit"
-            raise ValueError(f"{self.title} {rows.format(n)}.")
+            raise ValueError(f"Expected a multiple of {unit} rows for {self.title}, got {n}. Choose other axes.")
 
     def numbers(self, n: int, m: int) -> int:
         """Return how many conserved numbers the law of one symmetry holds.

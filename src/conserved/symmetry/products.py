@@ -147,7 +147,7 @@ class RowProducts(Products):
             squares = all(first == second for first, second, _ in terms)
             if not squares and terms != {(second, first, -sign) for first, second, sign in terms}:
                 raise ValueError(
-                    f"Expected terms of number {number} to be squares of rows or antisymmetric; got {sorted(terms)}. "
+                    f"Expected terms of number {number} to be squares of rows or antisymmetric, got {sorted(terms)}. "
                     "Other generators give identities that are neither laws nor angular momenta."
                 )
 

@@ -113,11 +113,14 @@ class Symmetry:
 
     def __post_init__(self) -> None:
         if not self.legs:
-            raise ValueError(f"{self.name}: a symmetry needs at least one leg.")
+            raise ValueError(f"Expected at least one leg, got none in {self.name}. Pass legs.")
         try:
             self.kind.check(tuple(leg.degree for leg in self.legs), self.n)
             if self.logarithmic and not self.kind.positive:
-                raise ValueError(f"{self.kind.title} has no logarithm of a scale that could be added to a leg.")
+                raise ValueError(
+                    f"Expected a kind with the logarithm of a scale, got {self.kind.title}, which adds none to a "
+                    "leg. Use a scaling of rows."
+                )
         except ValueError as problem:
             raise ValueError(f"{self.name}: {problem}") from None
         for shared, sizes in (
@@ -127,7 +130,8 @@ class Symmetry:
             if self.kind.shared == shared and len(sizes) > 1:
                 listing = ", ".join(f"{leg.view}: {leg.view.n} × {leg.view.m}" for leg in self.legs)
                 raise ValueError(
-                    f"{self.name}: legs of a {self.kind.title} must have the same number of {shared}; {listing}."
+                    f"Expected legs of a {self.kind.title} to have the same number of {shared}, got {listing} in "
+                    f"{self.name}. Check the axes of the views."
                 )
 
     @property
@@ -214,7 +218,10 @@ class Symmetry:
     def _refuse_less_than_needed(self, tensors: Tensors) -> None:
         missing = [name for name in self.parameters if name not in tensors]
         if missing:
-            raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
+            raise KeyError(
+                f"Expected the tensors of {self.name}, got {len(tensors)} without {missing[0]}. Pass the model's "
+                "named parameters."
+            )
 
     @cached_property
     def plan(self) -> Evaluation:
@@ -374,10 +381,10 @@ class Symmetry:
         """
         code = text(data["kind"])
         if code not in KINDS:
-            raise ValueError(f"Unknown kind {code!r}; expected one of {', '.join(KINDS)}.")
+            raise ValueError(f"Expected a kind among {', '.join(KINDS)}, got {code!r}. Correct the code.")
         epsilon = real(data["epsilon"])
         if epsilon < 0:
-            raise ValueError(f"Expected ε of at least 0, got {epsilon}.")
+            raise ValueError(f"Expected ε of at least 0, got {epsilon}. Pass 0 for an exact law.")
         return Symmetry(
             block=text(data["block"]),
             family=text(data["family"]),

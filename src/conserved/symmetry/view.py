@@ -118,7 +118,10 @@ class View:
         chosen = dict(pick or {})
         unknown = sorted(set(chosen) - set(range(len(grid))))
         if unknown:
-            raise ValueError(f"{parameter}: there is no grid axis {unknown[0]} to pick from in {grid}.")
+            raise ValueError(
+                f"Expected a grid axis of {grid} to pick from, got {unknown[0]} for {parameter}. Count axes of "
+                "the grid from 0."
+            )
         return View(
             parameter=parameter,
             shape=tuple(shape),
@@ -132,24 +135,38 @@ class View:
     def __post_init__(self) -> None:
         if prod(self.shape) != prod(self.grid):
             raise ValueError(
-                f"{self.parameter}: a grid {self.grid} of {prod(self.grid)} entries cannot hold "
-                f"a parameter of shape {self.shape} with {prod(self.shape)}."
+                f"Expected a grid of {prod(self.shape)} entries for {self.parameter} of shape {self.shape}, got "
+                f"{self.grid} with {prod(self.grid)}. Correct the grid."
             )
         if len(self.pick) != len(self.grid):
-            raise ValueError(f"{self.parameter}: {len(self.pick)} picks for the {len(self.grid)} axes of {self.grid}.")
+            raise ValueError(
+                f"Expected a pick for each of the {len(self.grid)} axes of {self.grid}, got {len(self.pick)} for "
+                f"{self.parameter}. Pass None where nothing is picked."
+            )
         if not self.axes or len(set(self.axes)) != len(self.axes):
-            raise ValueError(f"{self.parameter}: axes {self.axes} must name at least one grid axis, each once.")
+            raise ValueError(
+                f"Expected axes that name at least one grid axis, each once, got {self.axes} for "
+                f"{self.parameter}. Correct them."
+            )
         for axis in self.axes:
             if not 0 <= axis < len(self.grid) or isinstance(self.pick[axis], int):
-                raise ValueError(f"{self.parameter}: axis {axis} of the grid {self.grid} is not there to act on.")
+                raise ValueError(
+                    f"Expected an axis of the grid {self.grid}, got {axis} for {self.parameter}. Count axes of "
+                    "the grid from 0."
+                )
         for axis, (size, chosen) in enumerate(zip(self.grid, self.pick, strict=True)):
             start, stop = _bounds(chosen, size)
             if not 0 <= start < stop <= size:
-                raise ValueError(f"{self.parameter}: {chosen} is outside axis {axis} of the grid {self.grid}.")
+                raise ValueError(
+                    f"Expected a pick inside axis {axis} of the grid {self.grid}, got {chosen} for "
+                    f"{self.parameter}. Correct it."
+                )
         rest = tuple(a for a, p in enumerate(self.pick) if a not in self.axes and not isinstance(p, int))
         faced = prod(self._extent(axis) for axis in self.axes)
         if self.rows is not None and (not self.rows or not all(0 <= row < faced for row in self.rows)):
-            raise ValueError(f"{self.parameter}: rows {self.rows} are not among the {faced} that are faced.")
+            raise ValueError(
+                f"Expected rows among the {faced} of the view, got {self.rows} for {self.parameter}. Correct them."
+            )
         object.__setattr__(self, "rest", rest)
         object.__setattr__(self, "faced", faced)
         object.__setattr__(self, "n", faced if self.rows is None else len(self.rows))
@@ -312,13 +329,13 @@ class Reading:
         view, tensor = self.view, whole(tensor)
         if tensor.is_meta:
             raise ValueError(
-                f"{view.parameter} is on the meta device and has no values. Laws can be listed for it; "
-                "to evaluate them, materialise the model (for instance model.to_empty(device='cpu') and load weights)."
+                f"Expected parameters with values, got {view.parameter} on the meta device. Laws can be listed "
+                "for it; to evaluate them, load the weights."
             )
         if tensor.shape != view.shape:
             raise ValueError(
-                f"{view.parameter} has shape {view.shape}; got a tensor of shape {tuple(tensor.shape)}. "
-                "Parameters, gradients and updates must all have the parameter's own shape."
+                f"Expected a tensor of shape {view.shape} for {view.parameter}, got {tuple(tensor.shape)}. "
+                "Parameters, gradients and updates must have the parameter's own shape."
             )
         if view.grid != view.shape:
             tensor = tensor.reshape(view.grid)

@@ -43,7 +43,7 @@ class Combination:
             term = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * coefficient
             total = term if total is None else total + term
         if total is None:
-            raise ValueError("An empty combination has no shape to be carried out in.")
+            raise ValueError("Expected at least one tensor to combine, got none. Pass a combination with terms.")
         return total
 
     def __add__(self, other: Combination) -> Combination:

@@ -240,10 +240,10 @@ class LawAccount:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of other laws."""
         if list(state["laws"]) != list(self.laws.names):
-            strange = sorted(set(state["laws"]) ^ set(self.laws.names))
+            other = sorted(set(state["laws"]) ^ set(self.laws.names))
             raise ValueError(
-                f"The state is of {len(state['laws'])} laws and this monitor watches {len(self.laws)}; "
-                f"they differ in {strange[0] if strange else 'their order'}."
+                f"Expected the state of {len(self.laws)} laws, got that of {len(state['laws'])}, which differ in "
+                f"{other[0] if other else 'their order'}. Load it into a monitor of the same model."
             )
 
     def load(self, state: Mapping[str, Any]) -> None:

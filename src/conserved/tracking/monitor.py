@@ -240,7 +240,7 @@ class Monitor(RunResults):
         """Raise ValueError if `where` selects none of the laws that were given."""
         if self._where is not None and len(laws) and not len(laws.select(selector(self._where))):
             known = counted(len(laws), "law")
-            raise ValueError(f"Expected `where` to select a law, got {self._where!r}. The model has {known}.")
+            raise ValueError(f"Expected `where` to select a law, got {self._where!r}. Choose among: {known}.")
 
     def _listen(self) -> None:
         """Put the hooks that need no laws on the optimizers and the model."""
@@ -815,14 +815,19 @@ class Monitor(RunResults):
             RuntimeError: this monitor has written records of its own already.
         """
         if state.get("format") != FORMAT:
-            raise ValueError(f"Expected a monitor's state in format {FORMAT!r}; got {state.get('format')!r}.")
+            raise ValueError(
+                f"Expected a monitor's state in format {FORMAT!r}, got {state.get('format')!r}. Pass a state_dict()."
+            )
         if self._first is not None:
             self._restored = state
             return
         if self._known is not None and "laws" in state:
             self._known.check_state(state)
         if self._records.started:
-            raise RuntimeError("Load a monitor's state before its first step; its sinks have started another run.")
+            raise RuntimeError(
+                "Expected a monitor before its first step, got one whose sinks have started another run. Load "
+                "its state first."
+            )
         self.count, self._records.run = int(state["count"]), str(state["run"])
         if self._identities is not None and "identities" in state:
             self._identities.load_state_dict(state["identities"])
@@ -870,6 +875,10 @@ def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> boo
 def _check_arguments(model: nn.Module, every: int | Literal["auto"]) -> None:
     """Raise for arguments that no run can be watched with."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected a torch.nn.Module as `model`, got {type(model).__name__}.")
+        raise TypeError(
+            f"Expected a torch.nn.Module as `model`, got {type(model).__name__}. Pass the model that is trained."
+        )
     if every != "auto" and not (isinstance(every, int) and every >= 1):
-        raise ValueError(f'Expected `every` to be "auto" or a number of steps of at least 1, got {every!r}.')
+        raise ValueError(
+            f'Expected `every` to be "auto" or a number of steps of at least 1, got {every!r}. Pass one of them.'
+        )

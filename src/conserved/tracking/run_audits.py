@@ -57,7 +57,9 @@ Cadence = Literal["auto"] | int | None
 def check_cadence(every: Cadence) -> None:
     """Raise ValueError if `every` is not a cadence of audits."""
     if not (every is None or every == "auto" or (isinstance(every, int) and every >= 1)):
-        raise ValueError(f'Expected `audit` to be "auto", None or a number of steps of at least 1, got {every!r}.')
+        raise ValueError(
+            f'Expected `audit` to be "auto", None or a number of steps of at least 1, got {every!r}. Pass one of them.'
+        )
 
 
 class Audits:

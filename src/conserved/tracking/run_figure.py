@@ -75,7 +75,7 @@ def draw(
         return _drawn(panels(records, audits), alarms)
     path = Path(path)
     if path.suffix not in _PAGES + _PICTURES:
-        raise ValueError(f"A figure is written as {', '.join(_PAGES + _PICTURES)}; got {path.name!r}.")
+        raise ValueError(f"Expected a path that ends in {', '.join(_PAGES + _PICTURES)}, got {path.name!r}. Rename it.")
     figure = _drawn(panels(records, audits), alarms)
     if path.suffix in _PICTURES:
         figure.savefig(path, metadata=_UNDATED if path.suffix == ".svg" else None)

@@ -191,7 +191,7 @@ class RunResults:
             ValueError: `by` is another word.
         """
         if by not in get_args(By):
-            raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
+            raise ValueError(f"Expected by to be one of {', '.join(get_args(By))}, got {by!r}. Pass one of them.")
         if isinstance(parameters, nn.Module):
             parameters = dict(unwrapped(parameters).named_parameters())
         return {} if self._lawless else self._account.errors(parameters, by)

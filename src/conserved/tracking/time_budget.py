@@ -50,7 +50,10 @@ _REVISED = 64
 def check_budget(share: float) -> None:
     """Raise ValueError if `share` is not a share."""
     if not 0 < share <= 1:
-        raise ValueError(f"Expected `budget` to be a share of the time between 0 and 1, got {share!r}.")
+        raise ValueError(
+            f"Expected `budget` to be a share of the time between 0 and 1, got {share!r}. Pass budget=0.02, for "
+            "example."
+        )
 
 
 class TimeBudget:

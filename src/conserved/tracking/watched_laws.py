@@ -76,7 +76,10 @@ def _bind(model: nn.Module, laws: LawSet, optimized: set[int]) -> dict[str, Tens
             if parameter is None or id(parameter) not in optimized:
                 parameter = own.get(name, parameter)
             if parameter is None:
-                raise ValueError(f"{symmetry.name} refers to parameter {name}, which is not in the model.")
+                raise ValueError(
+                    f"Expected laws of this model, got {symmetry.name} with the parameter {name}, which it does "
+                    "not have. Pass laws=conserved.recognize(model, x)."
+                )
             theta[name] = parameter
     return theta
 
@@ -112,10 +115,15 @@ def optimizers_of(given: Any) -> list[Optimizer]:
         # A wrapper that is no optimizer of its own has no hooks, as PostLocalSGDOptimizer of PyTorch.
         return optimizers_of(inner) if isinstance(inner, Optimizer) and not has_step_hooks(given) else [given]
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"Expected a torch.optim.Optimizer or several, got {type(given).__name__}.")
+        raise TypeError(
+            f"Expected a torch.optim.Optimizer or several, got {type(given).__name__}. Pass the optimizer that "
+            "trains the model."
+        )
     by_id = {id(optimizer): optimizer for part in given for optimizer in optimizers_of(part)}
     if not by_id:
-        raise TypeError("Expected a torch.optim.Optimizer or several, got none.")
+        raise TypeError(
+            "Expected a torch.optim.Optimizer or several, got none. Pass the optimizer that trains the model."
+        )
     return list(by_id.values())
 
 

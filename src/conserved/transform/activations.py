@@ -164,7 +164,7 @@ def channel_sizes(model: nn.Module, batches: Iterable[ModelInput]) -> ChannelSiz
     sharded = next((name for name, parameter in parameters.items() if hasattr(parameter, "full_tensor")), None)
     if sharded is not None:
         raise ValueError(
-            f"{sharded} is sharded, and what it is multiplied with is not seen. Measure on a model that is whole."
+            f"Expected a model that is not sharded, got {sharded} in shards. Measure activations on the whole model."
         )
     watch = _Watch(parameters)
     empty = True
@@ -200,7 +200,7 @@ def activation_sizes(model: nn.Module, batches: Iterable[ModelInput], *, statist
 def check_statistic(statistic: str) -> None:
     """Refuse names of statistics that there are not."""
     if statistic not in STATISTICS:
-        raise ValueError(f'Expected statistic to be "max" or "mean", got {statistic!r}.')
+        raise ValueError(f'Expected statistic to be "max" or "mean", got {statistic!r}. Pass one of them.')
 
 
 def as_call(batch: ModelInput) -> Call:

@@ -43,18 +43,23 @@ def validate_element(symmetry: Symmetry, element: Tensor) -> Tensor:
         element = torch.as_tensor(element).detach()
     except (TypeError, ValueError, RuntimeError) as problem:
         raise UnmovableError(
-            f"Expected the element for {symmetry.name} to be a tensor of numbers: {problem}."
+            f"Expected the element for {symmetry.name} to be a tensor of numbers, got another object ({problem}). "
+            "Pass a tensor."
         ) from problem
     if element.shape != identity.shape:
         raise UnmovableError(
-            f"{symmetry.name} is {kind.group(n, m)}: its elements have shape {tuple(identity.shape)}; "
-            f"got {tuple(element.shape)}."
+            f"Expected an element of shape {tuple(identity.shape)} for {symmetry.name} ({kind.group(n, m)}), got "
+            f"{tuple(element.shape)}. Pass one of that shape."
         )
     if element.is_complex() and not identity.is_complex():
-        raise UnmovableError(f"{symmetry.name} is {kind.group(n, m)}, which complex numbers do not act on.")
+        raise UnmovableError(
+            f"Expected a real element for {symmetry.name} ({kind.group(n, m)}), got complex numbers. Pass real ones."
+        )
     element = element.to(torch.complex128 if identity.is_complex() else torch.float64)
     if not bool(torch.isfinite(torch.view_as_real(element) if element.is_complex() else element).all()):
-        raise UnmovableError(f"The element for {symmetry.name} has entries that are not finite.")
+        raise UnmovableError(
+            f"Expected a finite element for {symmetry.name}, got NaN or infinity. Pass finite numbers."
+        )
     if reason := kind.element_problem(element, symmetry.name):
         raise UnmovableError(reason)
     return element.to(identity.dtype)

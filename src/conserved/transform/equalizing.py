@@ -173,9 +173,11 @@ def _objective(
     if objective == "incoherent":
         return objective, IncoherentObjective(seed)
     if objective != "activation":
-        raise ValueError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+        raise ValueError(
+            f"Expected objective to be one of {', '.join(OBJECTIVES)}, got {objective!r}. Pass one of them."
+        )
     if batches is None or not isinstance(target, nn.Module):
-        raise ValueError('objective="activation" needs a model and batches= to run it on.')
+        raise ValueError('Expected a model and batches= for objective="activation", got none. Pass both.')
     check_smoothing(**smoothing)
     with as_a_function(target):
         return objective, Activation(channel_sizes(target, batches), **smoothing)

@@ -59,7 +59,8 @@ def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
             continue
         return Call(made, named)
     raise NoExampleError(
-        f"How {type(model).__name__} is called cannot be guessed. Pass example inputs as it is called."
+        f"Expected example inputs, got none, and how {type(model).__name__} is called cannot be guessed. Pass "
+        "inputs as it is called."
     )
 
 

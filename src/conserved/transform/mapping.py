@@ -65,7 +65,7 @@ def mappings(
         ValueError: `format` is another word.
     """
     if format not in FORMATS:
-        raise ValueError(f"Unknown format {format!r}; expected one of {', '.join(FORMATS)}.")
+        raise ValueError(f"Expected format to be one of {', '.join(FORMATS)}, got {format!r}. Pass one of them.")
     symmetries = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])

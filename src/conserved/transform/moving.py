@@ -120,7 +120,9 @@ def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[
     result = []
     for key, element in elements.items():
         if not isinstance(key, str | Symmetry):
-            raise UnmovableError(f"Elements are given by symmetries or their names; got {key!r}.")
+            raise UnmovableError(
+                f"Expected symmetries or their names as keys of elements, got {key!r}. Use names of the laws."
+            )
         if isinstance(key, str) and key not in known:
             listed = ", ".join(list(known)[:3]) + (", …" if len(known) > 3 else "")
             raise UnmovableError(
@@ -268,7 +270,7 @@ class Weights:
             near = [other for other in self._tensors if other.endswith(name) or name.endswith(other)]
             hint = f" There is {near[0]}: are the names from a wrapped model?" if near else ""
             raise UnmovableError(
-                f"{symmetry.name} moves {name}, which is not among the {len(self._tensors)} tensors.{hint}"
+                f"Expected the tensors of {symmetry.name}, got {len(self._tensors)} without {name}.{hint}"
             )
         shapes = {leg.view.shape for leg in symmetry.legs if leg.view.parameter == name} - {tuple(tensor.shape)}
         if is_plain(tensor) and shapes:
@@ -282,7 +284,9 @@ class Weights:
                 f"Move the model first and quantise it then, or leave {symmetry.name} out."
             )
         if tensor.is_meta:
-            raise UnmovableError(f"{name} is on the meta device and has no values. Load the weights first.")
+            raise UnmovableError(
+                f"Expected parameters with values, got {name} on the meta device. Load the weights first."
+            )
         if name in self._shared:
             raise UnmovableError(
                 f"{name} shares part of its memory with {self._shared[name]}, so that moving one moves the other. "

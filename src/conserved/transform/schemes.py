@@ -195,10 +195,12 @@ def fit_to_scheme(
         ValueError: the scheme is unknown, or laws are missing.
     """
     if scheme not in SCHEMES:
-        raise ValueError(f"Unknown scheme {scheme!r}; expected one of {', '.join(SCHEMES)}.")
+        raise ValueError(f"Expected scheme to be one of {', '.join(SCHEMES)}, got {scheme!r}. Pass one of them.")
     module = target if isinstance(target, nn.Module) else model
     if module is None or (laws is None and not isinstance(target, nn.Module)):
-        raise ValueError("A checkpoint needs model= and laws=, as symmetries_of(model) gives them.")
+        raise ValueError(
+            "Expected model= and laws= for a checkpoint, got none. Pass those that symmetries_of(model) returns."
+        )
     known = symmetries_of(module, *args, **kwargs) if laws is None else laws
     source = target if isinstance(target, Weights) else Weights(target)
     calls = [as_call(batch) for batch in batches or ()] if isinstance(target, nn.Module) else []

@@ -135,11 +135,14 @@ def check_smoothing(alpha: int | float, statistic: str, spaces: str, rounded: st
     """Refuse what `Activation` does not know, before a model is run for it."""
     check_statistic(statistic)
     if spaces not in SPACES:
-        raise ValueError(f"spaces is one of {', '.join(SPACES)}; got {spaces!r}.")
+        raise ValueError(f"Expected spaces to be one of {', '.join(SPACES)}, got {spaces!r}. Pass one of them.")
     if rounded not in ROUNDED:
-        raise ValueError(f"rounded is one of {', '.join(ROUNDED)}; got {rounded!r}.")
+        raise ValueError(f"Expected rounded to be one of {', '.join(ROUNDED)}, got {rounded!r}. Pass one of them.")
     if not 0 <= alpha <= 1:
-        raise ValueError(f"Expected alpha between 0 (weights decide) and 1 (activations decide), got {alpha}.")
+        raise ValueError(
+            f"Expected alpha between 0 (weights alone) and 1 (activations alone), got {alpha}. Pass alpha=0.5, "
+            "for example."
+        )
 
 
 def _has_channels(symmetry: Symmetry, reading: Sequence[Leg]) -> bool:

@@ -169,7 +169,10 @@ def function_of(
     chosen = tuple(name for name, _ in inputs)
     if names is not None:
         if len(names) != len(inputs):
-            raise UncheckableError(f"{len(names)} names for {len(inputs)} floating-point inputs ({', '.join(chosen)}).")
+            raise UncheckableError(
+                f"Expected a name for each of {len(inputs)} floating-point inputs, got {len(names)} "
+                f"({', '.join(chosen)}). Pass as many names as inputs."
+            )
         chosen = tuple(names)
 
     def called_as(target: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
@@ -323,18 +326,23 @@ def _refuse_unusable(title: str, given: Sequence[Any], inputs: Sequence[tuple[st
         kinds = sorted({str(value.dtype)[6:] for value in given if isinstance(value, Tensor)})
         received = f"only tensors of {', '.join(kinds)}" if kinds else "no tensor"
         raise UncheckableError(
-            f"{title} was given {received}; a gradient needs at least one non-empty floating-point tensor."
+            f"Expected at least one non-empty floating-point tensor, got {received} for {title}. Pass the inputs "
+            "that are differentiated."
         )
     for name, value in inputs:
         if value.dtype not in UNIT:
-            raise UncheckableError(f"{name} is {str(value.dtype)[6:]}; gradients are checked in {_known()}.")
+            raise UncheckableError(
+                f"Expected inputs in {_known()}, got {name} in {str(value.dtype)[6:]}. Convert it first."
+            )
         if not torch.isfinite(value).all():
-            raise UncheckableError(f"{name} contains infinities or NaN; a check needs finite inputs.")
+            raise UncheckableError(f"Expected finite inputs, got infinities or NaN in {name}. Pass finite ones.")
     if any(isinstance(value, Tensor) and value.is_complex() for value in given):
-        raise UncheckableError(f"{title} takes complex tensors; split them into real and imaginary parts to check it.")
+        raise UncheckableError(
+            f"Expected real tensors, got complex ones for {title}. Split them into real and imaginary parts."
+        )
     devices = {str(value.device) for _, value in inputs}
     if len(devices) > 1:
-        raise UncheckableError(f"Inputs lie on {' and '.join(sorted(devices))}; put them on one device.")
+        raise UncheckableError(f"Expected inputs on one device, got {' and '.join(sorted(devices))}. Move them to one.")
 
 
 def _known() -> str:
@@ -365,22 +373,24 @@ def _observe_outputs(
         notes.append(f"{title} writes into {which} while it runs; every call was given a copy.")
     if not outs:
         raise UncheckableError(
-            f"{title} returned no floating-point tensor; return the outputs whose gradient is to be checked."
+            f"Expected {title} to return a floating-point tensor, got none. Return the outputs whose gradient is "
+            "checked."
         )
     differentiable = tuple(index for index, out in enumerate(outs) if out.requires_grad and out.numel() > 0)
     if not differentiable:
         raise UncheckableError(
-            f"No output of {title} is connected to its inputs (no grad_fn): it runs under no_grad, detaches, or leaves "
-            "the graph. There is no backward to check."
+            f"Expected an output of {title} with a grad_fn, got none: it runs under no_grad, detaches, or leaves "
+            "the graph. Enable gradients in it."
         )
     for index in differentiable:
         if not torch.isfinite(outs[index]).all():
             raise UncheckableError(
-                f"{title} returned infinities or NaN on these inputs; give it inputs it can be computed on."
+                f"Expected finite outputs of {title}, got infinities or NaN. Pass inputs at which it is defined."
             )
         if outs[index].dtype not in UNIT:
             raise UncheckableError(
-                f"{title} returned {str(outs[index].dtype)[6:]}; gradients are checked in {_known()}."
+                f"Expected outputs in {_known()}, got {str(outs[index].dtype)[6:]} from {title}. Convert them in "
+                "the function."
             )
     out_names = ("out",) if len(differentiable) == 1 else tuple(f"out{index}" for index in differentiable)
     if len(differentiable) < len(outs):

@@ -106,7 +106,9 @@ def probe_function(function: NumericalFunction, *, unit: float | None = None, se
     """Return the same for a function already prepared; `unit` is its relative rounding where that is known."""
     outs = function.outputs(function.values)
     if not all(bool(torch.isfinite(out).all()) for out in outs):
-        raise UncheckableError(f"{function.title} returned infinities or NaN on these inputs.")
+        raise UncheckableError(
+            f"Expected finite outputs of {function.title}, got infinities or NaN. Pass inputs at which it is defined."
+        )
     scanner = scanner_of(function, outs, unit=unit, seconds=seconds)
     symmetries = scalings(scanner)
     symmetries += translations(scanner)
