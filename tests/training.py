@@ -136,6 +136,7 @@ OPTIMIZERS = [
     _case("Adam, coupled decay", torch.optim.Adam, "momentum preconditioner decay", lr=0.003, weight_decay=0.02),
     _case("Adam, amsgrad", torch.optim.Adam, "momentum preconditioner", lr=0.003, amsgrad=True),
     _case("AdamW", torch.optim.AdamW, "momentum preconditioner decay", lr=0.003, weight_decay=0.1),
+    _case("Adamax, decay", torch.optim.Adamax, "momentum preconditioner decay", lr=0.003, weight_decay=0.02),
     _case("RMSprop", torch.optim.RMSprop, "preconditioner", lr=0.002),
     _case("RMSprop, decay", torch.optim.RMSprop, "preconditioner decay", lr=0.002, weight_decay=0.02),
     _case(

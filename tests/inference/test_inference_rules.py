@@ -50,6 +50,7 @@ MASK = torch.tensor([True, False, True])
 OPERATORS = [
     op("mul", lambda x, y: x * y, (2, 3), (3,)),
     op("hypot", torch.hypot, (2, 3), (3,)),
+    op("copysign", torch.copysign, (2, 3), (3,)),
     op("mul by a constant", lambda x: x * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), (2, 3)),
     op("div", lambda x, y: x / y, (2, 3), (2, 3)),
     op("x / x", lambda x: x / x.sum(-1, keepdim=True), (3, 1), short="a parameter without effect is listed as such"),

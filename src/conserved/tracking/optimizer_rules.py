@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adam, Adamax, AdamW, Optimizer, RMSprop
 
 from conserved._torch_compat import adjusted_muon_rate, orthogonalized
 from conserved.moment import root_quotients
@@ -282,6 +282,23 @@ def _rmsprop(step: ParameterStep) -> Update:
     )
 
 
+def _adamax(step: ParameterStep) -> Update:
+    """Return U = lr·m̂/u, with λθ added to the gradient; u is the largest decayed gradient so far, with ε in it."""
+    group, state = step.group, step.state
+    lr, decay = group["lr"], group["weight_decay"]
+    gradient = step.descent_gradient
+    count = _number(state["step"]) if step.count is None else step.count
+    small = 1 - group["betas"][0] ** count
+    mean = Combination.of(state["exp_avg"]) / small
+    moved = (lr / small) * Combination.of(_wide(state["exp_avg"]) / _wide(state["exp_inf"]))
+    loss = lr * decay * (Combination.of(step.parameter) + moved)
+    return Update(
+        gradient=gradient,
+        rate=lr,
+        parts=_present(decay=loss) | {"momentum": lr * (mean - gradient) - loss, "preconditioner": moved - lr * mean},
+    )
+
+
 def _muon(step: ParameterStep) -> Update:
     """Return U = lr_adjusted · orthogonalised average + lr·λ·θ; the orthogonalisation is repeated, bit for bit."""
     group = step.group
@@ -327,5 +344,6 @@ register_rule(SGD, _sgd, uniform=True, plain=_sgd_is_plain, momentum=_sgd_moment
 register_rule(Adam, _adam, uniform=True, make=_adam_directions)
 register_rule(AdamW, partial(_adam, decoupled=True), uniform=True, make=_adam_directions)
 register_rule(RMSprop, _rmsprop, keeps=lambda group: bool(group["weight_decay"] != 0 and group["momentum"] == 0))
+register_rule(Adamax, _adamax)
 if hasattr(torch.optim, "Muon"):  # torch 2.9
     register_rule(torch.optim.Muon, _muon, averages=["momentum_buffer"])

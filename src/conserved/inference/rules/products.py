@@ -282,6 +282,14 @@ def _hypot(s: Step) -> Known:
     return power(s, add(s.engine, *squares), Fraction(1, 2))
 
 
+@rule("copysign", "copysign_")
+def _copysign(s: Step) -> Known:
+    """Return the type of |x| sign(y), which scales as x and does not see a positive scale of y."""
+    magnitude, sign = (align(s, s.arg(index), len(s.out)) for index in (0, 1))
+    power(s, sign, Fraction(0))
+    return power(s, magnitude, Fraction(1))
+
+
 @rule("view_as_complex")
 def _view_as_complex(s: Step) -> Known:
     """Return pairs of numbers as complex ones: both move alike."""

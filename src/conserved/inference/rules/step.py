@@ -103,10 +103,10 @@ class Step:
         return result
 
     def arg(self, index: int, name: str = "", default: Any = None) -> Any:
-        """Return an argument of the operation by its place or its name.
+        """Return an argument of the operation by its position or its name.
 
         Args:
-            place: the position in the operator's schema.
+            index: the position in the operator's schema.
             name: the keyword under which it may have been passed instead.
             default: the value if it was not passed.
 
