@@ -19,7 +19,7 @@ class Status(StrEnum):
     REFUTED = "refuted"
     INCONCLUSIVE = "inconclusive"
     ANSWERED = "answered"
-    """Of a question: it has an answer, which the evidence supports."""
+    """The status of a question whose answer the evidence supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ def _singular(keys: TokenMoments) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=256)
 def gaussian_coherence(length: int, width: int, samples: int = 16, seed: int = 0) -> tuple[float, float]:
-    """Return the coherence of a cloud of Gaussian keys, to compare a head's with.
+    """Return the coherence of Gaussian keys, as a reference for the coherence of a head.
 
     It does not depend on their covariance, since leverages do not change under a linear map of the keys.
 

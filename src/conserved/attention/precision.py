@@ -176,7 +176,7 @@ class AttentionPrecision:
         return "\n".join([*lines, *(f"  left out: {name}, because {why}" for name, why in self.skipped.items())])
 
     def plot(self, path: str | Path, *, leg: str = "query") -> Path:
-        """Draw layers and heads over steps as a heat map.
+        """Write a heat map of the share of rounding, with layers and heads over steps.
 
         Args:
             path: the file to write; its ending is the format.

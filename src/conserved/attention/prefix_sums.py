@@ -38,7 +38,7 @@ _SHORT = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Vectors of some heads as they are stored, made double and centred a block at a time.
+    """Vectors of some heads as they are stored. They are converted to double precision and centered block by block.
 
     Row i is (values_i − shift, last_i), or zero where it is not kept.
     """

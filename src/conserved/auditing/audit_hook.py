@@ -70,7 +70,7 @@ class AuditHook:
         self.last: Audit | None = None
         """The latest audit; None before the first."""
         self.audits = 0
-        """How many there were."""
+        """The number of audits made so far."""
         self.laws = laws
         """The laws that are tested; None before they are inferred."""
         self._model, self._every, self._on_failure = model, every, on_failure
@@ -86,7 +86,7 @@ class AuditHook:
             self._undo.append(self._first.close)
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks from the model and the optimizer."""
         while self._undo:
             self._undo.pop()()
 

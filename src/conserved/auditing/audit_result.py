@@ -54,9 +54,9 @@ class Row:
     tolerance: float
     status: Status
     checked: bool = True
-    """Whether any gradient reached the identity, so that it says something."""
+    """Whether a gradient reached the identity. Without one it tests nothing."""
     source: str = "typed"
-    """How the law was found: "typed", "probed" or "assumed"; see `conserved.Symmetry`."""
+    """How the law was obtained: "typed", "probed" or "assumed"; see `conserved.Symmetry`."""
     where: tuple[str, ...] = ()
     """The rows of every parameter that take part, in words."""
     suggests: tuple[str, ...] = ()
@@ -109,18 +109,18 @@ class GradientFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judgement:
-    """All that was found out about one backward pass; `Audit` says what the fields mean."""
+    """The results of judging one backward pass; `Audit` documents the fields."""
 
     verdict: Verdict
     failures: tuple[Row, ...]
     left_open: tuple[Row, ...]
     worst: float
     others: Callable[[], Iterable[Row]]
-    """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
+    """A function that makes the rows that did not fail. It runs on request, since few audits are read in full."""
     tested: int
     by_family: Callable[[], Mapping[str, float]]
     covers: Callable[[], AuditCoverage]
-    """Works out the coverage, when it is asked for."""
+    """A function that computes the coverage on request."""
     findings: tuple[GradientFinding, ...]
     unclaimed: tuple[str, ...]
     dropped: tuple[Dropped, ...]
@@ -171,7 +171,7 @@ class Audit:
 
     @cached_property
     def judgement(self) -> Judgement:
-        """Everything that was found, judged now if it was not before."""
+        """All results. The first access waits for the device and judges the pass."""
         assert self._judge is not None
         result = self._judge()
         # What these hold on to (numbers, parameters) is let go.
@@ -187,7 +187,7 @@ class Audit:
 
     @property
     def ready(self) -> bool:
-        """Whether reading it does not wait for the device."""
+        """Whether the results can be read without waiting for the device."""
         return self._judge is None or self._arrived()
 
     @property
@@ -212,7 +212,7 @@ class Audit:
 
     @property
     def tested(self) -> int:
-        """Identities that a gradient reached."""
+        """The number of identities that a gradient reached."""
         return self.judgement.tested
 
     def by_family(self) -> Mapping[str, float]:
@@ -261,7 +261,7 @@ class Audit:
 
     @property
     def corrupted(self) -> tuple[CorruptedEntry, ...]:
-        """Entries of gradients that stick out and that the same pass run again does not have."""
+        """Entries of gradients that are outliers and that a replay of the pass does not reproduce."""
         return self.judgement.corrupted
 
     @property
@@ -276,7 +276,7 @@ class Audit:
 
     @property
     def known(self) -> Literal["given", "stored", "bits"]:
-        """How the precision is known."""
+        """How the precision was determined: given, the stored type of the gradients, or their bits."""
         return self.judgement.known
 
     @property
@@ -286,7 +286,7 @@ class Audit:
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """Tensors that processes should hold alike and do not, gradients first."""
+        """Tensors that should be equal on all processes and are not; gradients come first."""
         return self.judgement.disagreements
 
     @property
@@ -342,7 +342,7 @@ class Audit:
 
     @property
     def conclusive(self) -> bool:
-        """Whether everything that could be tested was, and is as it should be to rounding."""
+        """Whether every identity that can be tested was tested and holds to rounding."""
         return self.verdict.holds
 
     @property
@@ -453,7 +453,7 @@ def _named(precision: torch.dtype) -> str:
 
 
 def _bytes(count: int) -> str:
-    """Return a number of bytes in the largest unit of which there is one."""
+    """Format a number of bytes in the largest unit that fits."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -465,5 +465,5 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _more(items: Sequence[object], noun: str = "") -> list[str]:
-    """Return how many items a summary leaves out."""
+    """Return a line with the number of items that a summary omits; empty if it omits none."""
     return [f"  … and {len(items) - _SHOWN:,} more{noun}"] if len(items) > _SHOWN else []

@@ -25,7 +25,7 @@ _CURVED = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """One direction: what the gradient says the loss does along it, and what the loss does."""
+    """Two derivatives of the loss along one direction: from the gradient, and from finite differences."""
 
     direction: str
     claimed: float
@@ -33,11 +33,11 @@ class ScaleRow:
     measured: float
     """The derivative of the loss along d, by finite differences."""
     uncertainty: float
-    """How far the ratio may be off, by the curvature of the loss and by rounding."""
+    """The error of the ratio that curvature of the loss and rounding explain."""
 
     @property
     def ratio(self) -> float:
-        """How many times too large the gradient is."""
+        """The factor by which the gradient is too large; 1 for a right gradient."""
         return self.claimed / self.measured if self.measured else float("inf")
 
 

@@ -33,7 +33,7 @@ class LandedEntries:
 
     @property
     def share(self) -> float:
-        """The part that moved; 1 if nothing was to move."""
+        """The share of driven entries that moved; 1 if no entry had a gradient."""
         return self.moved / self.driven if self.driven else 1.0
 
     def record(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _judge(
     reference: bool,
     peaks: PeakHistory | None,
 ) -> Judgement:
-    """Hold every residual against its limit once the numbers are there, and diagnose those that exceed it."""
+    """Compare every residual with its limit once the device has computed it, and diagnose those that exceed it."""
     balance = pending.balance(backward.points, backward.gradients)
     used, known = precision_of(precision, backward, balance)
     measurement = residuals_of(

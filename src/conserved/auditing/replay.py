@@ -48,7 +48,7 @@ class Replay(ABC):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.runs = 0
-        """How many forward passes replays have made."""
+        """The number of forward passes that replays have run."""
 
     def gradients(
         self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: PassForm = AS_RUN
@@ -92,7 +92,7 @@ class ClosureReplay(Replay):
         self._closure = closure
 
     def loss(self, form: PassForm) -> float:
-        """Return the loss in some form, without a graph."""
+        """Return the loss as a detached tensor, with the model in a given form."""
         with state_kept(self.model), torch.no_grad(), form.applied():
             return float(self._closure())
 
@@ -118,9 +118,9 @@ class _Call:
     generators: RandomState
     autocast: dict[str, torch.dtype]
     cotangents: dict[int, Tensor] = field(default_factory=dict)
-    """By position among the tensors the model returned."""
+    """The gradient of each output, by its position among the tensors that the model returned."""
     external: dict[int, Tensor] | None = None
-    """The same without what flows from one output into another."""
+    """The same gradients without the part that one output passes on to another."""
 
 
 class RecordedPass(Replay):
@@ -131,7 +131,7 @@ class RecordedPass(Replay):
     """
 
     def __init__(self, model: nn.Module, *, refused: str = "") -> None:
-        """Prepare to record.
+        """Prepare to record passes of a model.
 
         Args:
             model: the model whose calls are recorded.
@@ -296,7 +296,7 @@ class RandomState:
 
 @contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """Put back random generators, buffers and what modules keep besides, at the end."""
+    """Restore random generators, buffers and other module state when the block ends."""
     drawn = RandomState.now()
     buffers = [
         (buffer, buffer.detach().clone())
@@ -341,7 +341,7 @@ def _own_hooks(parameter: Tensor) -> bool:
 def _gradients_by_accumulation(
     model: nn.Module, outputs: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Return the gradients that a backward pass accumulates, and put back those that were there."""
+    """Return the gradients that a backward pass accumulates, then restore the previous `.grad` of every parameter."""
     saved = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         for parameter, _ in saved:

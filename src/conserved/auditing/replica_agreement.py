@@ -168,7 +168,7 @@ def _held_by_all(
 
 
 def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return the process groups within which a tensor should be the same."""
+    """Return the process groups within which a tensor should be equal."""
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return [dist.group.WORLD if group is None else group]

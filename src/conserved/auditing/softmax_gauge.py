@@ -99,9 +99,9 @@ class Gauge(PrintableResult):
     """Heads whose sums are rounding of their kernel; see `kernel_precision`."""
     _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
     _lengths: list[int] = field(default_factory=list)
-    """Keys of every call in `_sums`."""
+    """The number of keys of every call in `_sums`."""
     _plans: dict[tuple[int, ...], Plan] = field(default_factory=dict)
-    """How key gradients of a shape are added up."""
+    """For each shape of key gradients, the function that sums them."""
 
     def see(self, name: str, keys: Tensor, visible: str) -> Tensor:
         """Watch the gradient that these keys get from their attention call, and from no other use of the same tensor.
@@ -160,7 +160,7 @@ class Gauge(PrintableResult):
 
     @cached_property
     def rows(self) -> tuple[GaugeRow, ...]:
-        """Per call and head, worst first."""
+        """One row for each attention call and head, worst first."""
         if not self._sums:
             return ()
         table = to_host([sizes for *_, sizes in self._sums])

@@ -121,7 +121,7 @@ class Symbol:
 
     @property
     def letter(self) -> int | None:
-        """The letter it is, if it is one."""
+        """The letter of a symbol that consists of one letter; None for any other symbol."""
         if self.below is _ONE and len(self.above) == 1:
             ((monomial, coefficient),) = self.above.items()
             if len(monomial) == 1 and coefficient == 1:

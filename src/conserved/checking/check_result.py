@@ -85,7 +85,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed, and every gradient was tested by something."""
+        """Whether no test failed and every gradient took part in at least one test."""
         return not self.failures and all(self.tested.values())
 
     @property
@@ -136,7 +136,7 @@ class Check:
 
     @property
     def unseen(self) -> str:
-        """The size of errors that would not have been seen, in words: of the gradient that is known least."""
+        """A phrase for the largest error that would not have been detected, over all gradients."""
         known = {name: size for name, size in self.sensitivity.items() if self.tested[name]}
         if not known:
             return "nothing would have been seen"
@@ -145,7 +145,7 @@ class Check:
 
     @property
     def precision_notes(self) -> tuple[str, ...]:
-        """Gradients of which much is rounding in this form, in words."""
+        """Sentences on gradients that are mostly rounding in this form."""
         return tuple(
             f"precision: d{name} in {self.precision} differs from {error.reference} by {error}: the backward is right, "
             "and this much of its result is rounding"

@@ -99,7 +99,7 @@ def check(
 
 
 def _repeats(function: NumericalFunction) -> NumericalFunction:
-    """Return the function, if two calls with one seed agree; otherwise a sentence."""
+    """Return the function if two calls with one seed agree; raise UncheckableError otherwise."""
     first, second = (function.outputs(function.values) for _ in range(2))
     for first_value, other in zip(first, second, strict=True):
         if first_value.shape != other.shape:
@@ -365,7 +365,7 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
 
 
 def _presence(setting: Setting) -> tuple[list[GradientTest], dict[str, list[str]]]:
-    """Return a gradient that arrives is finite; one that does not arrive is not needed."""
+    """Test that every gradient which arrives is finite, and that a missing one is not needed."""
     tests: list[GradientTest] = []
     untested: dict[str, list[str]] = {}
     for index, name in enumerate(setting.function.names):

@@ -20,7 +20,7 @@ _USEFUL = 0.5
 """A relation that allows more than this share of a gradient tests nothing."""
 
 REFUSALS = (Exception,)
-"""Exceptions that a kernel may raise on inputs it refuses: any."""
+"""Exceptions that a kernel may raise for inputs that it does not support. Any class is possible."""
 
 
 def compare(

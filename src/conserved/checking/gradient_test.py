@@ -19,7 +19,7 @@ NOISE, ROUNDING = 14.0, 32.0
 
 
 class Method(StrEnum):
-    """The four lines of defence, in the order in which they are asked."""
+    """The four methods that test a gradient, in the order in which they run."""
 
     PRESENCE = "presence"
     IDENTITY = "identity"
@@ -71,7 +71,7 @@ class GradientTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Two tensors that should be equal, entry by entry: their difference and what may be left of it."""
+    """Two tensors that should be equal entry by entry: their difference and the limit that noise explains."""
 
     actual: Tensor
     expected: Tensor
@@ -107,7 +107,7 @@ class Gap:
 
     @property
     def allowed(self) -> float:
-        """The limit on the same scale."""
+        """The limit relative to the size of the expected tensor, as `residual` is."""
         size = float(self.expected.norm()) or float(self.actual.norm()) or 1.0
         return float(self.limit.expand_as(self.actual).norm()) / size
 

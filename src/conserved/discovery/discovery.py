@@ -26,10 +26,10 @@ Dynamics = Literal["gradient", "heavy_ball"]
 """The dynamics that move the parameters."""
 
 _TRUSTED = 1e-4
-"""Derivatives further than this from finite differences are not believed."""
+"""Relative distance from finite differences above which derivatives are rejected."""
 
 _ORTHOGONAL = 1e-8
-"""A found law with a larger part of its gradient in the span contradicts the count."""
+"""Share of a law's gradient in the span of gradient fields above which the law contradicts the count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Discovery:
 
     @property
     def unexplained(self) -> int:
-        """Laws that exist and were not found as a formula."""
+        """The number of laws that exist and have no formula here."""
         return self.count - self.explained
 
     @property
@@ -98,7 +98,7 @@ class Discovery:
         return html.panel(*parts, self.laws._repr_html_() if len(self.laws) else "")
 
     def latex(self) -> str:
-        """Return a table that can be pasted into a paper."""
+        """Return the laws as a LaTeX table."""
         rows = [rf"  ${symmetry.latex}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
         head = [r"\begin{tabular}{lr}", r"  conserved quantity & numbers \\ \hline"]
         foot = [rf"  independent laws (of {self.parameters} parameters) & {self.count} \\", r"\end{tabular}"]

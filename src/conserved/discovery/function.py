@@ -31,7 +31,7 @@ Inputs = Callable[[torch.Generator], Any] | Tensor | tuple[Any, ...] | Mapping[s
 
 
 class UnsuitableError(InvalidInputError, ValueError):
-    """The function cannot be studied; the message says what to change."""
+    """Raised if a function cannot be studied; the message says what was expected and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def function_of(
     device: torch.device | str | None,
     class_axis: int = -1,
 ) -> ParameterFunction:
-    """Check what was given and bring it into the form of a `Function`."""
+    """Validate the arguments and return the function as a `ParameterFunction`."""
     if not callable(loss) and loss not in ("any", "regression", "cross_entropy"):
         raise UnsuitableError(
             f'Expected loss to be "any", "cross_entropy" or a function of (output, target), got {loss!r}. Pass '
@@ -416,7 +416,7 @@ _TRIES = 8
 
 
 def _check(function: ParameterFunction, f: Any, studied: nn.Module | None) -> int:
-    """Say early, and in words, what would otherwise fail deep inside; returns the size of an output.
+    """Validate the function early, with readable errors, and return the size of an output.
 
     `studied` is the copy of a module that the function calls.
     """

@@ -150,7 +150,7 @@ def _uses_in_contraction(
 
 
 def _uses_in_convolution(name: str, operation: Operation, field: FieldProgram) -> Iterator[ParameterUse]:
-    """Yield a convolution as a map of channels, with an output for every place of its kernel."""
+    """Yield a convolution as a linear map of channels, with one output for every position of its kernel."""
     data, weight, transposed, groups = (operation.args[index] for index in (0, 1, 6, 8))
     numbers = field.of(data)
     if numbers is None or not numbers.size or transposed or groups != 1 or not _holds(weight, name, field):

@@ -452,7 +452,7 @@ def _balance(laws: LawSet, point: _Gradients) -> tuple[LawSet, dict[str, Tensor]
 
 
 def _sizes(laws: LawSet, point: _Gradients) -> dict[str, float]:
-    """Return the size of every identity's residual, relative to nothing."""
+    """Return the absolute norm of every identity's residual."""
     chosen, _, balance = _balance(laws, point)
     terms = zip(chosen, balance.residuals, balance.scales, strict=True)
     return {symmetry.name: float(residual) * float(scale) for symmetry, residual, scale in terms}

@@ -70,7 +70,7 @@ class LightningConservation(Callback):
         self._restored: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch: the model and the optimizers are ready, and restored if training resumes."""
+        """Start watching. Lightning calls this once the model and the optimizers are ready or restored."""
         mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision))
         config = (self._options.get("config") or MonitorConfig()).under(mixed)
         self.monitor = Monitor(

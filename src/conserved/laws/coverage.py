@@ -13,7 +13,7 @@ from torch import Tensor
 from conserved.symmetry import Symmetry, View
 
 LARGEST = 4_000_000
-"""Largest parameter whose entries are looked at one by one; in larger ones overlaps of legs are not seen."""
+"""Largest parameter, in entries, for which overlaps of legs are resolved; in larger ones they count twice."""
 
 
 class Coverage(float):

@@ -69,7 +69,7 @@ def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float 
 
 
 def coarsest(*precisions: torch.dtype) -> torch.dtype:
-    """Return the least precise of some floating-point types; others are passed over."""
+    """Return the least precise of some floating-point types; other types are ignored."""
     known = [precision for precision in precisions if precision in _FINEST_FIRST]
     return max(known, key=_FINEST_FIRST.index, default=torch.float64)
 
@@ -89,7 +89,7 @@ def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Stat
 
 
 def residual_evidence(name: str, residual: float, limit: float) -> Evidence:
-    """Return the residual of the identity of that name against what rounding explains of it."""
+    """Return evidence that holds the residual of one identity against its rounding limit."""
     return Evidence(what=f"relative residual of {name}", value=residual, limit=limit)
 
 
@@ -102,9 +102,9 @@ class Balance:
     scales: NDArray[np.float64]
     """The size that each residual is relative to."""
     tested: NDArray[np.bool_]
-    """Whether each identity says something: a gradient reached one of its legs, and not all of its legs are zero."""
+    """Whether each identity is a test: a gradient reached one of its legs, and not all of its legs are zero."""
     names: tuple[str, ...]
-    """The parameters that have a gradient, in some order."""
+    """The parameters that have a gradient, in the order of `norms`."""
     norms: NDArray[np.float64]
     """The norm of each of these gradients."""
     observed_precision: torch.dtype | None
@@ -125,7 +125,7 @@ class ProcessAgreement(Protocol):
     def size(self) -> int: ...
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return the tensors of all of them along a new first axis."""
+        """Gather a tensor from all processes and stack the results along a new first axis."""
         ...
 
 
@@ -275,7 +275,7 @@ class PendingBalance:
 
 
 def _odd(values: NDArray[np.float64], scales: NDArray[np.float64], *, single: bool) -> NDArray[np.bool_]:
-    """Return laws out of the range in which squares are normal numbers; `single`: of less than double precision."""
+    """Return the laws whose squares over- or underflow; `single` means less than double precision."""
     least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
     return ~(np.isfinite(values) & (scales >= least) & (scales <= most))
 
@@ -287,7 +287,7 @@ def _suspects(
     scales: NDArray[np.float64],
     norms: dict[str, float],
 ) -> NDArray[np.bool_]:
-    """Return the laws, by place, whose value or scale may be wrong, of those that are odd.
+    """Return the indices of the odd laws whose value or scale may be wrong.
 
     `norms` are of the gradients.
 
@@ -324,7 +324,7 @@ def _least(parameter: str | None, gradients: Tensors) -> float:
 def _norms_of_all(
     tensors: Tensors, known: Norms | None, device: torch.device, wanted: Collection[str]
 ) -> tuple[tuple[str, ...], list[Float[Tensor, " some"]]]:
-    """Return norms of the tensors of these names: the names in some order, and the norms in pieces.
+    """Return norms of the named tensors: the names in the order of the norms, and the norms in several tensors.
 
     Norms that are known already are of tensors among these.
     """
@@ -337,7 +337,7 @@ def _norms_of_all(
 
 
 def _norms(gradients: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
-    """Return the norm of every gradient, in some order.
+    """Return names and norms of all gradients; both are in the same order.
 
     Norms of plain tensors are computed in few operations, and none of them in half precision.
     """

@@ -49,7 +49,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The laws at one moment, to measure later values against: values, and the size of the terms they are made of."""
+    """Values of the laws at one moment, and the size of their terms; later values are compared with them."""
 
     values: Mapping[str, Tensor]
     scales: Mapping[str, Tensor]
@@ -83,14 +83,14 @@ class Change:
 
 @runtime_checkable
 class LawExplanation(Protocol):
-    """An object that knows why laws hold, such as the inference that found them."""
+    """Protocol of objects that explain why laws hold, such as the derivation of inferred laws."""
 
     def explain(self, symmetry: Symmetry) -> str:
         """Return why the symmetry holds, in plain text."""
         ...
 
     def verdict(self, symmetry: Symmetry) -> Verdict:
-        """Return how well that is known: VERIFIED if the identity held on the program in float64."""
+        """Return the verdict on one law: VERIFIED if its identity held on the program in float64."""
         ...
 
 
@@ -112,7 +112,7 @@ class LawSet:
     checked: ProgramCheck | None = None
     """The test of all exact laws on the program in float64; None for laws that were not inferred from a program."""
     plan: Plan = field(init=False)
-    """How all of them are evaluated together."""
+    """The plan that evaluates the moment maps of all laws together."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -286,7 +286,7 @@ class LawSet:
             return self._named([uu - tu - ut for tu, ut, uu in pairs])
 
     def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:
-        """Return the laws as they are now, to be passed to `errors` later.
+        """Return the current values of the laws, to pass to `errors` later.
 
         Args:
             parameters: tensors by name; by default the model's own.
@@ -344,7 +344,7 @@ class LawSet:
     def changes(
         self, reference: Reference, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Change]:
-        """Return how far every law h_i of equation (10) is from its reference; gradients are not recorded.
+        """Return the distance of every law h_i of equation (10) from its reference, without recording gradients.
 
         Args:
             reference: the laws at θ_0, from `reference()`.
@@ -439,7 +439,7 @@ class LawSet:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], parameters: Tensors | None = None) -> LawSet:
-        """Return the inverse of `record`.
+        """Read a law set from the plain data that `record` returned.
 
         Args:
             data: a law set as plain data.

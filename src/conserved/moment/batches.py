@@ -29,7 +29,7 @@ class BatchLeg:
 
     @staticmethod
     def of(view: View, batch: tuple[int, ...] = ()) -> BatchLeg:
-        """Return a view, read along whole grid axes `batch`."""
+        """Return a leg that reads a view once for every index along the grid axes `batch`."""
         reading = view.reading(batch)
         return BatchLeg(view, reading, Layout.of(reading))
 

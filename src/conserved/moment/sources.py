@@ -59,7 +59,7 @@ class ParameterTensors(Protocol):
 
     @property
     def made(self) -> bool:
-        """Whether tensors exist for this reading only, and are to be let go soon."""
+        """Whether tensors are temporary copies, made for one evaluation and freed after it."""
         ...
 
     def paired(self, *, linear: bool, offset: float) -> PairedTensors:
@@ -132,7 +132,7 @@ class PresentTensors:
 
 @dataclass(eq=False)
 class GatheredTensors:
-    """Sharded tensors, made whole one parameter at a time: not all of them may fit."""
+    """Sharded tensors that are gathered one parameter at a time, because all of them together may not fit in memory."""
 
     sources: Sequence[Source]
     pairs: tuple[Pair, ...]

@@ -98,7 +98,7 @@ class RunStore:
         self._db = connect(self.path)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def __enter__(self) -> RunStore:
@@ -108,12 +108,12 @@ class RunStore:
         self.close()
 
     def check(self) -> bool:
-        """Return whether SQLite finds the file sound."""
+        """Return whether SQLite's integrity check passes."""
         return self.select("pragma integrity_check") == [("ok",)]
 
     @contextmanager
     def snapshot(self) -> Iterator[RunStore]:
-        """Read inside it at one moment of the store, even while others write to it."""
+        """Read a consistent snapshot inside the block, even while other processes write."""
         with name_file_in_errors(self.path):
             self._db.execute("begin")
         try:
@@ -289,7 +289,7 @@ class RunStore:
             return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
 
     def documents_as_text(self, kind: str) -> dict[str, str]:
-        """Return the documents of a kind as they lie in the file, not yet read as JSON."""
+        """Return the documents of a kind as JSON text, without parsing it."""
         if not self.select("select 1 from sqlite_master where name = 'document'"):
             return {}
         rows = self.select("select name, content from document where kind = ? order by written, rowid", kind)

@@ -43,7 +43,7 @@ class Products(ABC):
 
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
-        """Return the shape of μ.
+        """Return the shape of the moment map μ of one symmetry, without batch axes.
 
         Args:
             n: rows of a leg.
@@ -55,7 +55,7 @@ class Products(ABC):
 
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
-        """Return how many conserved numbers the law holds.
+        """Return the number of conserved numbers of the law.
 
         Args:
             n: rows of a leg.
@@ -78,7 +78,7 @@ class Products(ABC):
         """
 
     def identities(self, n: int, m: int) -> int:
-        """Return how many numbers μ has: each is a gradient identity.
+        """Return the number of entries of μ. Each is one gradient identity.
 
         Args:
             n: rows of a leg.
@@ -125,7 +125,7 @@ class Products(ABC):
         return self.coordinates(law)
 
     def reach(self, squares: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
-        """Return upper bounds of all coordinates of a law with these sums of squares, if nothing cancelled."""
+        """Return upper bounds of all coordinates of a law from these sums of squares of rows."""
         return squares
 
 
@@ -167,7 +167,7 @@ class RowProducts(Products):
         return tuple(k for k in range(self.width) if k not in self.symmetric)
 
     def into(self, number: int) -> tuple[Term, ...]:
-        """Return the terms that are added to the number of a unit at this place."""
+        """Return the terms whose sum is number `number` of a unit."""
         return tuple(term for term in self.terms if term.number == number)
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def overlap(wanted: Sequence[Tensor], legs: Sequence[Tensor]) -> Float[Tensor, "n n"]:
-    """Return inner products of every row that is wanted with every row there is, over all legs."""
+    """Return inner products of every target row with every current row, summed over all legs."""
     return sum((a @ b.mT for a, b in zip(wanted, legs, strict=True)), torch.zeros(1, dtype=torch.float64))
 
 

@@ -70,7 +70,7 @@ class Leg:
         return replace(self, degree=-self.degree)
 
     def acted(self, kind: Kind, element: Tensor, matrix: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """Return what an element of a group makes of a matrix that the leg reads."""
+        """Apply a group element to the matrix that the leg reads, and return the result."""
         if not self.logarithmic:
             return kind.act(element, matrix, self.degree)
         shift = self.degree * element.log()
@@ -108,7 +108,7 @@ class Symmetry:
     legs: tuple[Leg, ...]
     epsilon: float = 0.0
     source: str = "typed"
-    """How it was found: "typed" (read off the program by typing rules), "probed" (by moving inputs of a function that
+    """How the symmetry was obtained: "typed" (by typing the program), "probed" (by moving inputs of a function that
     is not known), "assumed" (it passes through a function whose backward is its author's own)."""
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class Symmetry:
 
     @cached_property
     def plan(self) -> Evaluation:
-        """How it is evaluated alone: by PyTorch's own operations, as kernels are for many layers."""
+        """The plan that evaluates this symmetry alone, with PyTorch operations instead of kernels."""
         return evaluator().of([self], kernels=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -366,7 +366,7 @@ class Symmetry:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Symmetry:
-        """Return the inverse of `record`.
+        """Read a symmetry from the plain data that `record` returned.
 
         Args:
             data: a symmetry as plain data.

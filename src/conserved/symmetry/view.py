@@ -28,7 +28,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Pick = int | tuple[int, int] | None
-"""The part that a view takes along one grid axis: one index, a half-open range, or everything."""
+"""The entries that a view reads along one grid axis: one index, a half-open range, or all of them."""
 
 
 def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
@@ -49,7 +49,7 @@ def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
 
 
 def local_as(tensor: Shaped[Tensor, "..."], like: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."] | None:
-    """Return what this process holds of a tensor where another one lies; None if that would have to be exchanged.
+    """Return this process's part of a tensor, laid out as another tensor; None if that needs communication.
 
     The gradient of a sharded DTensor may come as a replica, as that of an embedding does under tensor parallelism. An
     optimizer takes its part of it.
@@ -97,7 +97,7 @@ class View:
         rows: tuple[int, ...] | None = None,
         offset: float = 0.0,
     ) -> View:
-        """Return the usual way to write a view: give only the arguments in which it differs from the whole parameter.
+        """Create a view of a parameter; arguments that are left out stand for the whole parameter.
 
         Args:
             parameter: the name of the parameter.
@@ -177,7 +177,7 @@ class View:
         return stop - start
 
     def squeezed(self) -> View:
-        """Return the same view without grid axes of size one that it does not face.
+        """Return the same view without grid axes of size one on which the group does not act.
 
         Views of equal entries compare equal.
         """
@@ -229,7 +229,7 @@ class View:
         return self.matrix(tensor) + self.offset if self.offset else self.matrix(tensor)
 
     def chosen(self, matrices: Shaped[Tensor, "*batch faced m"]) -> Shaped[Tensor, "*batch n m"]:
-        """Return the rows this view keeps of the rows it faces, (…, faced, m); leading axes are batched over."""
+        """Select the rows of this view from an array of shape (…, faced, m); leading axes are batch axes."""
         if self.rows is None:
             return matrices
         stride = _stride(self.rows)
@@ -315,7 +315,7 @@ class Reading:
     order: tuple[int, ...]
 
     def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Carry the steps out.
+        """Apply the steps to a tensor and return the entries that the view reads.
 
         Args:
             tensor: a tensor of the parameter's shape.
@@ -347,7 +347,7 @@ class Reading:
         return tensor.permute(self.order)
 
     def matrices(self, tensor: Shaped[Tensor, "..."], constant: float) -> Shaped[Tensor, "batch n m"]:
-        """Return the matrices that the view sees, one for every place along its batch axes.
+        """Return the matrices that the view reads, one for every index along its batch axes.
 
         Args:
             tensor: a tensor of the parameter's shape.
@@ -376,7 +376,7 @@ def _typewriter(name: str) -> str:
 
 
 def _join_names(rows: tuple[int, ...]) -> str:
-    """Return row numbers, the middle of a long list left out."""
+    """Format row numbers as text; the middle of a long list is omitted."""
     shown = map(str, rows if len(rows) <= 8 else rows[:4])
     return ",".join(shown) + ("" if len(rows) <= 8 else f",…,{rows[-1]}")
 

@@ -175,7 +175,7 @@ def close_step(
 
 
 def _by_law(account: StepAccount) -> Float[Tensor, " laws"]:
-    """Return the rate of every law."""
+    """Return the learning rate of a step as a vector with one entry for each law."""
     if isinstance(account.rate, Tensor):
         return (torch.ones_like(account.law[:, :1]) * account.rate)[:, 0]
     return account.law.new_full((len(account.law),), account.rate)

@@ -62,13 +62,13 @@ LOGGER = logging.getLogger("conserved")
 FORMAT = "conserved/monitor/1"
 
 STEP = "monitor"
-"""Everything that is no stage of its own."""
+"""The stage of all work that has no stage of its own."""
 
 IDENTITIES = "identities of steps"
-"""The stage that asks what holds in every step, whatever the model."""
+"""The stage of identities that hold in every step of every model."""
 
 LINES = "status lines"
-"""The stage that says what is watched."""
+"""The stage that reports what is watched."""
 
 _UNSEEN = 3
 """Steps without a call of the model after which its laws are no longer waited for."""
@@ -104,7 +104,7 @@ class Monitor(RunResults):
         run: str | None = None,
         config: MonitorConfig | None = None,
     ) -> None:
-        """Begin to watch; the laws as they are now are the reference.
+        """Start watching. The current values of the laws are the reference for all later ones.
 
         Gradients are audited before optimizers use them; the first backward pass always is.
 
@@ -179,11 +179,11 @@ class Monitor(RunResults):
             on_discarded=self._distrust_listening,
         )
         self._opened = False
-        """Whether the line at the start was said, and that at the end was not."""
+        """Whether the first status line was logged and the last was not."""
         self._compiled = hasattr(model, "_orig_mod")
-        """Whether calls of the model run compiled code, in which hooks are not heard."""
+        """Whether calls of the model run compiled code, which calls no hooks."""
         self._clip: float | None = None
-        """The value that gradients are clipped at, once that was seen."""
+        """The value at which gradients are clipped, once it is known."""
         self._waiting: tuple[Alarm, ...] = ()
         """Alarms of an audit about gradients that the loop may change on purpose, until the next audit."""
         self._beside: frozenset[str] = frozenset()
@@ -253,7 +253,7 @@ class Monitor(RunResults):
         self._hooks += self._steps.hooks()
 
     def _wait_for_call(self) -> None:
-        """Read the laws off the next forward pass."""
+        """Infer the laws from the inputs of the next forward pass."""
         made = FirstCallsOfParts if in_parts(self._called) else FirstCall
         self._first = self._boundary.attempt(LAWS, made, self._called, self.model, loss=self._loss)
         if self._first is not None:
@@ -289,7 +289,7 @@ class Monitor(RunResults):
             self._boundary.attempt(AUDIT, self._begin_audits, laws)
 
     def _withdraw(self, stage: str) -> None:
-        """A stage failed on this process: the others must not wait for it."""
+        """Tell other processes not to wait, because a stage failed on this one."""
         if stage in (STEP, LAWS, ACCOUNT, AUDIT):
             self._peers.withdraw()
 
@@ -367,7 +367,7 @@ class Monitor(RunResults):
             self._audits.distrust_listening()
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to use the gradients: audit them, once for all optimizers of a step."""
+        """Audit the gradients that an optimizer is about to use, once for all optimizers of a step."""
         closure = _computes_gradients(args, kwargs)
         if self._identities is not None:
             self._identities.step.number = self.count + 1
@@ -407,7 +407,7 @@ class Monitor(RunResults):
             self._boundary.attempt(AUDIT, self._audit, self.count + 1)
 
     def _before_first_step(self, optimizer: Optimizer) -> None:
-        """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
+        """Infer the laws before a step that computes its own gradients, or note that the step began without them."""
         assert self._first is not None
         self._first.look_for_compiled()
         if not self._first.listens_elsewhere and self._steps.gradient_mark() is None:
@@ -515,7 +515,7 @@ class Monitor(RunResults):
         return ()
 
     def _notice_order(self) -> None:
-        """An optimizer steps with gradients that `step()` has seen without any step: it was called too early."""
+        """Report that `step()` was called before `optimizer.step()`, where there is no step to account for."""
         if not self._steps.called_too_early():
             return
         message = (
@@ -526,7 +526,7 @@ class Monitor(RunResults):
         self._records.raise_at_once((alarm,))
 
     def _notice_new_parameters(self) -> None:
-        """Parameters were frozen, unfrozen, replaced or reshaped: read the laws of the model as it is now."""
+        """Infer the laws again if parameters were frozen, unfrozen, replaced or reshaped."""
         if self._signature is None or self._first is not None:
             return
         identities = self._identities
@@ -560,7 +560,7 @@ class Monitor(RunResults):
     # What training loops call
 
     def step(self, *, loss: Tensor | float | None = None) -> None:
-        """Account for the step the optimizer has just made.
+        """Account for the step that the optimizer has just taken.
 
         Args:
             loss: the loss of the step, to be kept beside the account; a tensor is not waited for. Of several numbers
@@ -578,14 +578,14 @@ class Monitor(RunResults):
         self._forget_step()
 
     def take_notes(self) -> list[str]:
-        """Return what identities of steps noted since the last call: what may be meant or not."""
+        """Return notes of step identities since the last call: findings that may be intended."""
         if self._identities is None:
             return []
         notes, self._identities.step.notes = self._identities.step.notes, []
         return list(dict.fromkeys(notes))
 
     def _open(self) -> None:
-        """Say once what is watched, as soon as the laws are known."""
+        """Log what is watched, once, as soon as the laws are known."""
         if self.waiting and not self._boundary.off(LAWS):
             return
         self._opened = True
@@ -663,7 +663,7 @@ class Monitor(RunResults):
                 self._infer()
 
     def _settle(self, accounted: bool) -> None:
-        """Account for the step, or leave it out."""
+        """Send the account of the step, or leave out a step that was missed or that the loop changed."""
         account = self._known
         assert account is not None
         try:
@@ -703,7 +703,7 @@ class Monitor(RunResults):
         return readings
 
     def _take_times(self) -> None:
-        """Take the times of the step, and put hooks on the next one if it is looked at."""
+        """Record the times of the step, and add hooks for the next one if it is audited."""
         looked, waited, watching = self._budget.due(self.count), 0.0, 0.0
         if self._audits is not None:
             waited, self._audits.waited = self._audits.waited, 0.0
@@ -751,12 +751,12 @@ class Monitor(RunResults):
     # Ending, and going on
 
     def flush(self) -> None:
-        """Wait for all records on their way from the device, and hand them to the sinks."""
+        """Wait for pending records of the device, and pass them to the sinks."""
         self._records.receive(self._audits, wait=True)
         self._records.drain()
 
     def close(self) -> None:
-        """Flush, close the sinks, and leave nothing on the model, the optimizers or torch."""
+        """Flush records, close the sinks, and remove all hooks from the model, the optimizers and torch."""
         if self._identities is not None:
             self._boundary.attempt("closing", self._identities.close)
             alarms = self._identities.take_alarms()
@@ -777,7 +777,7 @@ class Monitor(RunResults):
         self._opened = False
 
     def _undo(self) -> list[Any]:
-        """Return the calls that take everything of the monitor away; each is tried whatever became of the others."""
+        """Return the calls that remove the monitor's hooks. Each is tried even if others fail."""
         undo = [hook.remove for hook in self._hooks]
         if self._audits is not None:
             undo.append(self._audits.disarm)
@@ -844,7 +844,7 @@ class Monitor(RunResults):
         return step % self._every == 0 if isinstance(self._every, int) else self._budget.due(step)
 
     def _go_on_converted(self, names: Sequence[str]) -> None:
-        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
+        """Continue the account from the converted values after parameters changed their type between two steps."""
         assert self._known is not None
         kind = str(self._known.theta[names[0]].dtype).removeprefix("torch.")
         LOGGER.warning(

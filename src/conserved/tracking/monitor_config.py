@@ -14,7 +14,7 @@ from conserved.tracking.alarm_rules import STANDARD, AlarmRule, Growth
 from conserved.tracking.optimizer_rules import Rule
 
 ReadNumber = Callable[[], float | Tensor]
-"""Reads something else that is worth watching, such as a head's key coherence."""
+"""A function that returns further readings, such as the key coherence of a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,7 +107,7 @@ class Audits:
         replayed = _without_data_parallel(model if called is None else called)
         self._pass = RecordedPass(replayed, refused=_needs_others(replayed, laws))
         self._diagnoses: dict[str, Diagnosis] = {}
-        """What replays of earlier steps have found out, by law."""
+        """Diagnoses from replays of earlier steps, by law."""
         self.compared: list[int] = []
         """Steps whose gradients were compared with those of the pass in reference form."""
         self._peaks = PeakHistory()
@@ -141,7 +141,7 @@ class Audits:
         self.arm()
 
     def arm(self) -> None:
-        """Put hooks on attention and norms for the next step, and record its pass."""
+        """Add hooks to attention and norms for the next step, and record its pass."""
         if self._armed is not None or self.every is None:
             return
         self._pass.record()
@@ -178,7 +178,7 @@ class Audits:
             self._seen.add(torch.get_autocast_dtype(device))
 
     def disarm(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks of the audited step."""
         self._pass.stop()
         self._following.close()
         if self._armed is not None:
@@ -186,7 +186,7 @@ class Audits:
         self._armed = None
 
     def forget(self) -> None:
-        """Discard what was seen of passes whose gradients nothing used."""
+        """Discard records of passes whose gradients no optimizer used."""
         self.passes = 0
         self._pass.clear()
         if self._armed is not None:
@@ -326,7 +326,7 @@ class Audits:
             LOGGER.info("conserved: step %d: %s", step, audit.comparison.verdict.message)
 
     def _note_rounding(self, audit: Audit, step: int) -> None:
-        """Say once that gradients of a kernel are mostly rounding: a note, because the backward pass is right."""
+        """Note once that gradients of a kernel are mostly rounding. It is a note because the backward pass is right."""
         rounded = () if audit.gauge is None else audit.gauge.rounded
         alarms = self.attention_precision.alarms
         if self.notes or not (rounded or alarms):

@@ -59,7 +59,7 @@ class RunRecords:
         self._transfer = self._lawless if account is None else account.transfer
 
     def begin_again(self, step: int) -> None:
-        """Start a run of its own for later records, because the laws have changed."""
+        """Start a new run for later records, because the laws have changed and rows of both would not compare."""
         self._receive_from(self._transfer, None, wait=True)
         if self.started:
             self._parts += 1

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RunResults:
-    """Everything about a run that is read and not changed; `Monitor` adds what a training loop calls."""
+    """Read-only results of a run. `Monitor` adds the methods that a training loop calls."""
 
     model: nn.Module
     count: int
@@ -47,11 +47,11 @@ class RunResults:
     _first: FirstCall | None
 
     def _infer(self, *, running: bool = False) -> None:
-        """Read the laws now; `Monitor` says how."""
+        """Infer the laws now; implemented by `Monitor`."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Wait for all records; `Monitor` says how."""
+        """Wait for all records; implemented by `Monitor`."""
         raise NotImplementedError
 
     @property
@@ -61,7 +61,7 @@ class RunResults:
 
     @property
     def cadence(self) -> str:
-        """How often the run is looked at, in words."""
+        """A phrase for how often steps are accounted for and audited."""
         budget = self._budget
         allowed = f"{100 * budget.share:.2g} %" + (f" or {1e3 * budget.least:.0f} ms" if budget.least else "")
         if isinstance(self._every, int):
@@ -93,7 +93,7 @@ class RunResults:
 
     @property
     def _account(self) -> LawAccount:
-        """What depends on the laws: there from the first forward pass on; asked for before, they are inferred now."""
+        """The part that depends on the laws. If no forward pass has run yet, the laws are inferred now."""
         if self._known is None and self._first is not None:
             self._infer()
         if self._known is None:

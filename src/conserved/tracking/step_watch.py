@@ -104,7 +104,7 @@ class StepWatch:
         self.stepped = self.ever_stepped = True
 
     def remember_weights(self) -> None:
-        """Take the weights as they are now for those that the last step left."""
+        """Record the versions of all weights after a step, so that a change without a step is noticed."""
         self._step_versions = self.versions()
 
     def moved_without_step(self) -> bool:

@@ -18,7 +18,7 @@ _ENTRIES = 2**24
 
 
 def mixing_symmetries(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
-    """Return what was found, with groups of matrices beside the scalings that are part of them."""
+    """Return the given symmetries and the matrix groups that contain their scalings."""
     result = list(symmetries)
     for symmetry in symmetries:
         if symmetry.group is Group.SCALING and not scanner.late:

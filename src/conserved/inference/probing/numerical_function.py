@@ -21,7 +21,7 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-1
 
 
 class UncheckableError(InvalidInputError, ValueError):
-    """The function cannot be checked as it was given; the message says why and what to do."""
+    """Raised if a function cannot be checked; the message says what was expected and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class NumericalFunction:
     def gradients(
         self, values: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int] | None = None
     ) -> tuple[Values, tuple[Tensor | None, ...]]:
-        """Return outputs, and what one backward pass from `gradients` gives for each input.
+        """Return outputs, and the gradient of each input from one backward pass.
 
         A gradient is None where none arrives.
         """

@@ -103,7 +103,7 @@ def probe(
 
 
 def probe_function(function: NumericalFunction, *, unit: float | None = None, seconds: float = 60.0) -> Probe:
-    """Return the same for a function already prepared; `unit` is its relative rounding where that is known."""
+    """Find the symmetries of a prepared function; `unit` is its relative rounding, if known."""
     outs = function.outputs(function.values)
     if not all(bool(torch.isfinite(out).all()) for out in outs):
         raise UncheckableError(
@@ -124,7 +124,7 @@ def probe_function(function: NumericalFunction, *, unit: float | None = None, se
 
 
 def scanner_of(function: NumericalFunction, outs: Values, *, unit: float | None, seconds: float) -> Scanner:
-    """Return what the search works with: the function at its inputs, and the noise of its outputs."""
+    """Return a scanner of the function at its inputs, with the noise of its outputs."""
     return Scanner(
         function=function,
         outs=outs,

@@ -77,7 +77,7 @@ def add(engine: Engine, x: Type, y: Type) -> Type:
 
 
 def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
-    """Type the first use of a parameter in a sum: it moves as the other operand does."""
+    """Give a parameter that is first used in a sum the type of the other operand, so that both move alike."""
     offset = count - len(s.shape(ref))
     own_dims = {dim + offset for coordinate in view.coordinates for dim in coordinate.dims}
     fields = []

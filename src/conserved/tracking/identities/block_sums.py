@@ -170,7 +170,7 @@ class BlockSums:
     def _excess(
         self, optimizer: Optimizer, group: Mapping[str, Any], sums: _Sums, after: Tensor, direction: Tensor, rate: Any
     ) -> Tensor:
-        """Return the largest residual over its limit, its block, and how many blocks exceed theirs."""
+        """Return the largest ratio of residual to limit, the index of its block, and the number of blocks above 1."""
         p = sums.tensor
         unit = torch.finfo(p.dtype).eps / 2
         relative = RELATIVE[p.dtype]

@@ -72,7 +72,7 @@ def _is_copy(module: nn.Module, model: nn.Module) -> bool:
 
 
 def wrapped_ids(optimizer: Any) -> set[int]:
-    """Return the identities of an optimizer and of those it wraps, as accelerate's does."""
+    """Return the ids of an optimizer and of the optimizers that it wraps, as that of accelerate does."""
     ids: set[int] = set()
     while optimizer is not None and id(optimizer) not in ids:
         ids.add(id(optimizer))
