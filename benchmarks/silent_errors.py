@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from conserved import Monitor
 from error_programs import (
     details,
+    faults,
     flows,
     frameworks,
     gradients,
@@ -42,6 +43,7 @@ from error_programs import (
     losses,
     mixtures,
     pairs,
+    patches,
     peers,
     processes,
     ranks,
@@ -62,7 +64,7 @@ PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
     habits, kernels, restarts, peers, details, trainers, tasks, pairs,
-    mixtures,
+    mixtures, patches, faults,
 )  # fmt: skip
 """The modules that fill the table."""
 

@@ -1,13 +1,14 @@
 """Silent errors under TrainCheck 0.2.0, with a reference run of their twin: findings, noise, cost.
 
-    python benchmarks/traincheck_comparison.py --traincheck FOLDER/bin --out benchmarks/results
+    python benchmarks/traincheck_comparison.py --traincheck FOLDER/bin --folder TRACES --out benchmarks/results
 
 FOLDER is a virtual environment with `pip install traincheck==0.2.0`. On a machine without a GPU it needs PyTorch built
 for the CPU, or `traincheck.utils.safe_getattr` changed to pass over RuntimeError. Every program is a plain script
 without `conserved`, named after TrainCheck's issue: the right one has all that the errors need, an error is one edit.
 Invariants are inferred from one run of the twin. A run of the twin with another seed shows the noise; every wrong run
 is checked against the same invariants, with that other seed. The same scripts run with a default monitor. The second
-set runs as two processes by torchrun.
+set runs as two processes by torchrun. Traces, invariants and rows stay in TRACES, and rows that are there are not run
+again.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class TrainCheck:
     """The commands of one installation, run in one folder."""
 
     def __init__(self, binaries: Path, folder: Path, *, processes: int) -> None:
-        self.binaries, self.folder, self.processes = binaries.resolve(), folder, processes
+        self.binaries, self.folder, self.processes = binaries.resolve(), folder.resolve(), processes
 
     def run(self, command: list[str]) -> tuple[float, str]:
         """Run a command and return its seconds of processor time and what it printed."""
@@ -283,22 +284,30 @@ def monitored(text: str, processes: int) -> Any:
 
 
 def compare(
-    tool: TrainCheck, twin: str, errors: dict[str, tuple[str, str]], only: str, keep: Callable[[str, Any], None]
+    tool: TrainCheck,
+    twin: str,
+    errors: dict[str, tuple[str, str]],
+    only: str,
+    rows: dict[str, Any],
+    keep: Callable[[str, Any], None],
 ) -> None:
-    """Run a twin twice and all of its errors, and keep what each tool says."""
-    plain = tool.plain("plain", script(twin, None, 0))
-    traced, trace, printed = tool.collect("reference", script(twin, None, 0))
-    inferring, count = tool.infer(trace)
-    keep("costs", {"plain": plain, "traced": traced, "inferring": inferring, "invariants": count})
-    noise = tool.check(tool.collect("other_seed", script(twin, None, 1))[1])
-    own = monitored(script(twin, None, 1, monitored=True), tool.processes)
-    keep("twin", {"traincheck": noise["violated"], "seconds": noise["seconds"], "conserved": own})
+    """Run a twin twice and all of its errors, and keep what each tool says; `rows` are there already."""
+    if "costs" not in rows:
+        plain = tool.plain("plain", script(twin, None, 0))
+        traced, trace, printed = tool.collect("reference", script(twin, None, 0))
+        inferring, count = tool.infer(trace)
+        keep("costs", {"plain": plain, "traced": traced, "inferring": inferring, "invariants": count})
+    if "twin" not in rows:
+        seconds, trace, printed = tool.collect("other_seed", script(twin, None, 1))
+        noise = tool.check(trace)
+        own = monitored(script(twin, None, 1, monitored=True), tool.processes)
+        keep("twin", {"traincheck": noise["violated"], "seconds": noise["seconds"], "conserved": own})
     for index, (error, edit) in enumerate(errors.items()):
-        if only not in error:
+        if only not in error or error in rows:
             continue
         seconds, trace, printed = tool.collect(f"wrong{index}", script(twin, edit, 1))
         result = tool.check(trace)
-        fresh = [one for one in result["violated"] if one not in noise["violated"]]
+        fresh = [one for one in result["violated"] if one not in rows["twin"]["traincheck"]]
         row = {
             "violated": len(result["violated"]),
             "beyond noise": fresh[:12],
@@ -313,26 +322,30 @@ def main() -> None:
     """Run the table and save it as it grows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--traincheck", type=Path, required=True)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--folder", type=Path, required=True, help="where traces, invariants and rows stay")
+    parser.add_argument("--only", default="", help="a part of the names of errors")
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--name", default="traincheck_comparison")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     record: dict[str, Any] = {"commit": commit(), "machine": machine(), "sets": {}}
     for processes in given.processes:
-        rows = record["sets"].setdefault(f"{processes} process{'es' if processes > 1 else ''}", {})
+        name = f"{processes} process{'es' if processes > 1 else ''}"
+        folder = given.folder / name.replace(" ", "_")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "rows.json"
+        rows = record["sets"][name] = json.loads(path.read_text()) if path.exists() else {}
 
-        def keep(name: str, row: Any, rows: dict[str, Any] = rows) -> None:
+        def keep(name: str, row: Any, rows: dict[str, Any] = rows, path: Path = path) -> None:
             rows[name] = row
             print(name, json.dumps(row)[:700], flush=True)
-            if given.out is not None:
-                save(given.name, record, given.out)
+            path.write_text(json.dumps(rows))
 
-        with tempfile.TemporaryDirectory() as folder:
-            tool = TrainCheck(given.traincheck, Path(folder), processes=processes)
-            compare(
-                tool, TWIN if processes == 1 else TWO, ERRORS if processes == 1 else ERRORS_OF_TWO, given.only, keep
-            )
+        tool = TrainCheck(given.traincheck, folder, processes=processes)
+        twin, errors = (TWIN, ERRORS) if processes == 1 else (TWO, ERRORS_OF_TWO)
+        compare(tool, twin, errors, given.only, rows, keep)
+    if given.out is not None:
+        print(save(given.name, record, given.out))
 
 
 if __name__ == "__main__":
