@@ -4,7 +4,8 @@
 
 With `--rows` every row is written when it is there, and rows of the file are not run again. An error that raises no
 alarm counts as shown by a line where the lines that a monitor says at the start and at the end of the wrong run and of
-its twin differ in words, numbers left out.
+its twin differ in words, numbers left out. One that no alarm shows is run again with `check_scale` called in its first
+step; without a line, it counts as seen by a call where that refutes the wrong gradient and not the twin's.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ from error_programs import (
     structures,
     tasks,
     trainers,
+    training,
     updates,
 )
 from error_programs.case import CASES, Case
+from error_programs.reasons import reason_for
 
 PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
@@ -128,7 +131,7 @@ def judge(
         "source": one.source,
         "module": one.program.__module__.removeprefix("error_programs."),
         "how": one.how,
-        "why": one.why,
+        "why": one.why or reason_for(one.name),
         "line": told_apart(*lines),
         "seen": bool(wrong),
         "named": bool(named),
@@ -148,7 +151,27 @@ def run_alone(one: Case, seed: int = 0) -> dict[str, Any]:
         results.append(alarms_of(one.program(wrong)))
         lines.append(listener.take())
     logging.getLogger("conserved").removeHandler(listener)
-    return judge(one, results[0], results[1], (lines[0], lines[1]))
+    row = judge(one, results[0], results[1], (lines[0], lines[1]))
+    if not row["seen"] and one.how in ("default", "call"):
+        row["call"] = refuted_by_call(one, seed)
+    return row
+
+
+def refuted_by_call(one: Case, seed: int) -> bool:
+    """Return whether `check_scale` in the first step refutes the gradient of an error and not that of its twin."""
+    answers = []
+    for wrong in (True, False):
+        torch.manual_seed(seed)
+        training.CHECKED = []
+        try:
+            one.program(wrong)
+        except Exception as problem:  # a loss that cannot be computed a second time
+            print(f"check_scale was not called for {one.name}: {problem}")
+            return False
+        finally:
+            answers.append(training.CHECKED == [True])
+            training.CHECKED = None
+    return answers == [True, False]
 
 
 def _play(rank: int, folder: str, names: list[str]) -> None:
@@ -187,7 +210,7 @@ def outcome(row: dict[str, Any]) -> str:
     if row["how"] != "default":
         return row["how"]
     if not row["seen"]:
-        return "shown by a line" if row["line"] else "not seen"
+        return "shown by a line" if row["line"] else "call" if row.get("call") else "not seen"
     if not row["named"]:
         return "misnamed"
     return "late" if row["late"] > 1 else "named within one step"

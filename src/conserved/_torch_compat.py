@@ -144,6 +144,11 @@ def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
     return module._buffers
 
 
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Return the names of buffers that state dicts leave out."""
+    return set(module._non_persistent_buffers_set)
+
+
 def children_of(module: nn.Module) -> MutableMapping[str, nn.Module | None]:
     """Return the table of a module's own children."""
     return module._modules

@@ -62,3 +62,15 @@ def test_what_a_model_does_in_eval_mode_is_named(wrong: str, said: str) -> None:
     assert said in result.verdict.message
     assert model.training
     assert conserved.check_eval(EvaluatedMoments(""), tokens, causal=True).ok
+
+
+def test_a_call_leaves_weights_as_a_monitor_last_saw_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    x, y = torch.randn(8, 6), torch.randint(4, (8,))
+    F.cross_entropy(model(x), y).backward()
+    before = [(p._version, p.detach().clone()) for p in model.parameters()]
+    assert conserved.check_scale(model, lambda: F.cross_entropy(model(x), y)).ok
+    for p, (version, value) in zip(model.parameters(), before, strict=True):
+        assert p._version == version
+        assert torch.equal(p, value)

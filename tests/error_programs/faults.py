@@ -310,7 +310,7 @@ def head_after_wrapping(wrong: bool, rank: int) -> Monitor:
     inner, head = mlp(), nn.Linear(12, 4)
     if not wrong:
         inner[5] = head
-    model = DistributedDataParallel(inner)
+    model = DistributedDataParallel(inner, find_unused_parameters=True)
     if wrong:
         inner[5] = head
     torch.manual_seed(10 + rank)

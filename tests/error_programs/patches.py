@@ -36,8 +36,8 @@ class Adapted(nn.Module):
         return self.head(F.gelu(self.base(x) + self.up(self.down(x))))
 
 
-@case("saving a checkpoint freezes the adapter that is trained", *ANY, words="requires_grad|frozen|froze|gradient", at=4,
-      source="ms-swift 9452")  # fmt: skip
+@case("saving a checkpoint freezes the adapter that is trained", *ANY, words="requires_grad|frozen|froze|gradient",
+      at=4, source="ms-swift 9452")  # fmt: skip
 def frozen_by_saving(wrong: bool) -> Monitor:
     model = Adapted()
     adapters = [*model.down.parameters(), *model.up.parameters()]

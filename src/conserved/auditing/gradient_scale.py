@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved._torch_compat import preserve_version_counter
 from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.symmetry.view import local
@@ -125,9 +126,11 @@ def check_scale(model: nn.Module, loss_fn: Callable[[], Tensor | float], *, tole
     alike = [size / norm if norm else 0.0 for norm, size in zip(norms, sizes, strict=True)]
     total = sum(size**2 for size in sizes) ** 0.5 / max(sum(norm**2 for norm in norms) ** 0.5, 1e-300)
     rows = []
-    for name, weights in (("the gradient", [total] * len(pairs)), ("all tensors alike", alike)):
-        claimed = sum(weight * norm**2 for weight, norm in zip(weights, norms, strict=True))
-        rows.append(_measure(pairs, weights, loss_fn, name, claimed))
+    # Weights are what they were afterwards: a monitor, or autograd, has nothing to notice.
+    with preserve_version_counter(tuple(p for p, _ in pairs)):
+        for name, weights in (("the gradient", [total] * len(pairs)), ("all tensors alike", alike)):
+            claimed = sum(weight * norm**2 for weight, norm in zip(weights, norms, strict=True))
+            rows.append(_measure(pairs, weights, loss_fn, name, claimed))
     return GradientScale(rows=tuple(rows), tolerance=tolerance)
 
 

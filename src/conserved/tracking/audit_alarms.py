@@ -28,7 +28,7 @@ def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
         yield _disagreement(audit, step)
     for code, failures in _by_code(audit).items():
         for rows in _connected(failures):
-            yield _alarm(step, code, rows[0].family, rows, _describe(rows))
+            yield _alarm(step, code, rows[0].family, rows, _describe(rows) + _zeros(audit, rows))
     if audit.comparison is not None and not audit.comparison.ok and not audit.failures:
         yield _difference_from_reference(audit.comparison, step)
     if audit.corrupted and not audit.failures:
@@ -140,6 +140,13 @@ def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str)
         count=len(rows),
         headline=f"{headline} in step {step}." if code in ("gradient", "hardware") else "",
     )
+
+
+def _zeros(audit: Audit, rows: Sequence[Row]) -> str:
+    """Return a sentence about gradients of broken identities that are exactly zero; empty if there are none."""
+    zero = {item.parameter for item in audit.findings if item.trouble == "zero"}
+    names = [name for name in dict.fromkeys(name for row in rows for name in row.parameters) if name in zero]
+    return f" The gradient of {name_tensors(names)} is exactly zero." if names else ""
 
 
 def _describe(rows: Sequence[Row]) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import random
 import re
 
 import pytest
 import torch
 
+import error_programs
 from error_programs import (
     flows,
     gradients,
+    kernels,
     loops,
     losses,
+    patches,
     reports,
     runs,
     settings,
@@ -23,6 +28,7 @@ from error_programs import (
     updates,
 )
 from error_programs.case import CASES, Case, Program
+from error_programs.reasons import REASONS
 
 SAMPLE = random.Random(0).sample([one for one in CASES if one.program.__module__ == loops.__name__], 2)
 SAMPLE += random.Random(0).sample(
@@ -51,6 +57,7 @@ PROGRAMS = (
     trainers.unknown_option, trainers.swapped_betas, trainers.best_by_reference,
     trainers.weight_put_back,
     trainers.frozen_by_resume, trainers.hook_returns_detached, tasks.generator_never_steps,
+    kernels.padding_inverted, reports.frozen_by_zeros, patches.moments_rounded, patches.scale_as_buffer,
     tasks.positions_over_batch, tasks.statistics_never_move, tasks.dropout_made_in_forward, tasks.depth_in_eval,
 )  # fmt: skip
 """One program for each question that an identity asks."""
@@ -77,6 +84,9 @@ NOTED = {
     tasks.loss_weights_left_out: "parameters outside of the model have a gradient and no optimizer: (5, 5)",
     trainers.average_overwritten: "an average of the model was set to the model itself",
     tasks.critic_stays_frozen: "made no step since step 1, and its tensors are frozen",
+    patches.rest_of_epoch: "step 3 has the gradients of 3 passes and those before it have 2",
+    patches.swallowed_decay: "weight decay 0.05 of AdamW changes no bfloat16 weight",
+    patches.empty_frequencies: "buffers that no checkpoint has are all zeros: frequencies",
 }
 """Programs of which a line says what may be meant or not."""
 
@@ -89,3 +99,14 @@ def test_a_line_says_what_may_be_meant(program: Program, caplog: pytest.LogCaptu
         torch.manual_seed(0)
         assert not program(wrong).alarms
         assert any(NOTED[program] in record.getMessage() for record in caplog.records) == wrong
+
+
+def test_optimizers_that_step_in_hooks_of_one_backward_pass_take_no_turns() -> None:
+    torch.manual_seed(0)
+    assert [str(alarm) for alarm in patches.fused_step_per_micro_batch(False).alarms] == []
+
+
+def test_reasons_are_given_for_errors_that_exist() -> None:
+    for module in pkgutil.iter_modules(error_programs.__path__):
+        importlib.import_module(f"error_programs.{module.name}")
+    assert {name for names in REASONS.values() for name in names} <= {one.name for one in CASES}

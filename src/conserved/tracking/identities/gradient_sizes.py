@@ -197,6 +197,6 @@ class GradientSizes(StepIdentity):
                 others=tuple(never[1:]),
                 step=number - _ZEROS + 1,
                 message=f"The gradient of {name_tensors(never)} has been exactly zero in every step, and others are "
-                "not: what they compute does not reach the loss. Are all units dead, or is there a round(), sign() or "
-                "argmax() behind them?",
+                "not: what they compute does not reach the loss. Are all units dead, does a mask leave out all that it "
+                "should keep, or is there a round(), sign() or argmax() behind them?",
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved._torch_compat import children_of, parameters_of
+from conserved._torch_compat import buffers_of, children_of, parameters_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import (
@@ -79,8 +79,8 @@ class HeldParameters(StepIdentity):
         message = f"{name_tensors(lost)} {'has' if len(lost) == 1 else 'have'} a gradient and no optimizer steps "
         message += "it. " if len(lost) == 1 else "them. "
         if all(name in self._unregistered for name in lost):
-            message += "The model does not know them: they are kept in a list or an attribute. Use nn.ModuleList or "
-            message += "nn.Parameter, then make the optimizer."
+            message += "model.parameters() does not list what is kept in a list, an attribute or a buffer. Use "
+            message += "nn.ModuleList or nn.Parameter, then make the optimizer."
         elif self._idle:
             message += (
                 f"{groups} holds {self._idle} tensors that the model does not have: it was made before parameters were "
@@ -198,9 +198,9 @@ def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield trained tensors in attributes of modules that `parameters()` does not list: in lists, or not parameters."""
+    """Yield trained tensors of modules that `parameters()` does not list: in lists, buffers, or not parameters."""
     for path, module in model.named_modules():
-        for key, value in vars(module).items():
+        for key, value in (*vars(module).items(), *buffers_of(module).items()):
             if key.startswith("_"):
                 continue
             values = (

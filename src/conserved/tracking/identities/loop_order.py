@@ -117,6 +117,10 @@ class LoopOrder(StepIdentity):
         self._unused: dict[int, int] = {}
         """By optimizer that never stepped, steps in a row with a gradient of its own that came after all steps."""
         self._noted_attack = False
+        self._noted_more = False
+        """Whether a step with more passes than those before it was noted."""
+        self._usual_passes = (0, 0)
+        """Passes of the last step, and steps in a row that had as many."""
         self._passes: list[int] = []
         """Passes with gradients of every step, of the first few."""
         self._weights: Tensor | None = None
@@ -256,12 +260,25 @@ class LoopOrder(StepIdentity):
                 )
 
     def _look_at_passes(self, step: TrainingStep) -> None:
-        """Remark that the first step has one pass and all others several, as where a count begins at zero."""
+        """Remark steps with an unusual number of passes.
+
+        The first has one and all others several where a count begins at zero; one has more than those before it where
+        the rest of an epoch stays in the gradient.
+        """
         if len(self._passes) < _COUNTED and self._stepped and step.passes:
             self._passes.append(step.passes)
             first, *others = self._passes
             if len(self._passes) == _COUNTED and first == 1 < min(others) == max(others):
                 step.notes.append(f"the first step has one pass and those after it have {others[0]}")
+        if self._stepped and step.passes and not self._noted_more:
+            usual, count = self._usual_passes
+            # A step that has fewer is the last of an epoch, as it should be.
+            if count > 1 and usual < step.passes < 2 * usual:
+                self._noted_more = True
+                step.notes.append(
+                    f"step {step.number} has the gradients of {step.passes} passes and those before it have {usual}"
+                )
+            self._usual_passes = (step.passes, count + 1 if step.passes == usual else 1)
 
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
         """Report backward passes whose gradients are cleared without any step."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import in_backward
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
 from conserved.symmetry.view import local
@@ -502,7 +503,8 @@ class OwnGradients(StepIdentity):
         self._modes = []
         own = {id(listener) for listener, _ in self._own(optimizer)}
         for listener in self._listeners.values():
-            listener.carried = 0 if id(listener) in own else listener.arrivals
+            # Optimizers that step in hooks of one backward pass take no turns: the rest of it is still to come.
+            listener.carried = 0 if id(listener) in own or in_backward() else listener.arrivals
         self._others = {
             id(other): self._others.get(id(other), 0) + 1 for other in step.optimizers if other is not optimizer
         }

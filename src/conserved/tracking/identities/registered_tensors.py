@@ -7,8 +7,9 @@ import weakref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved._torch_compat import buffers_of, unsaved_buffers
 from conserved.tracking.identities.finding import StepFinding, name_tensors
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, on_host
 
 
 class RegisteredTensors(StepIdentity):
@@ -26,6 +27,9 @@ class RegisteredTensors(StepIdentity):
 
     def begin(self, step: TrainingStep) -> None:
         self._suspects = {name: weakref.ref(tensor) for name, tensor in _plain_tensors(step.model).items()}
+        empty = _empty_buffers(step.model)
+        if empty:
+            step.notes.append(f"buffers that no checkpoint has are all zeros: {name_tensors(empty)}")
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         suspects, self._suspects = self._suspects, {}
@@ -54,6 +58,22 @@ def _plain_tensors(model: nn.Module) -> dict[str, Tensor]:
         for name, value in vars(module).items()
         if isinstance(value, Tensor) and value.requires_grad and _is_derived(value)
     }
+
+
+def _empty_buffers(model: nn.Module) -> list[str]:
+    """Return float buffers that are not saved and all zeros, as after `to_empty()` of a model made on no device."""
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name, buffer in buffers_of(module).items()
+        if name in unsaved_buffers(module)
+        and buffer is not None
+        and buffer.is_floating_point()
+        and buffer.numel() > 1
+        and is_plain(buffer)
+        and on_host(buffer)
+        and not bool(buffer.any())
+    ]
 
 
 def _is_derived(tensor: Tensor) -> bool:

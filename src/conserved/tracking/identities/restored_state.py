@@ -202,6 +202,8 @@ class RestoredState(StepIdentity):
             else f"its step count was {before['count']:g} and is {after['count']:g}. Load the "
             "optimizer's state_dict as "
             "well."
+            if before["count"] != after["count"]
+            else f"that of {name_tensors(wrong)} has other numbers. Was it rounded, or written to, on its way?"
         )
         step.report(
             StepFinding(

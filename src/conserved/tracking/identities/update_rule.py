@@ -79,6 +79,8 @@ class UpdateRule(StepIdentity):
         """By optimizer and group, the last rate and the largest."""
         self._standing: dict[tuple[int, int], tuple[int, int]] = {}
         """By optimizer and group, how many steps in a row nothing landed, and the first of them."""
+        self._noted_decay = False
+        """Whether weight decay that rounds away was noted."""
         self._followed: set[str] = set()
         """Tensors of optimizers with a `step` of their own whose updates were those of the base class's rule."""
         self.without_rule: set[str] = set()
@@ -142,6 +144,8 @@ class UpdateRule(StepIdentity):
         coarse = self._is_steady(id(optimizer), group) and torch.bfloat16 in kinds
         certain, key, number = rule[1], (id(optimizer), group.index), step.number
         part = _share_of_weights(optimizer, group.index)
+        if coarse and not self._noted_decay:
+            self._look_at_decay(step, optimizer, group)
 
         def decide(arrived: Tensor) -> Iterator[StepFinding]:
             if certain or self._seems_to_follow(own_names, arrived):
@@ -151,6 +155,16 @@ class UpdateRule(StepIdentity):
                     yield from self._look_at_coarse(step, number, key, _coarse_rows(arrived, own_names, kinds), part)
 
         step.read(numbers, decide)
+
+    def _look_at_decay(self, step: TrainingStep, optimizer: Optimizer, group: _Group) -> None:
+        """Note a decay by a factor so near to one that every product with a bfloat16 weight rounds to the weight."""
+        decay, rate = group.options.get("weight_decay", 0.0), float(_rate(group.options))
+        decoupled = group.options.get("decoupled_weight_decay", False) and not group.options.get("fused")
+        note = f"weight decay {decay:g} of {type(optimizer).__name__} changes no bfloat16 weight: times the rate, it is"
+        note += " below their spacing"
+        if decoupled and 0 < rate * decay < torch.finfo(torch.bfloat16).eps / 4:
+            self._noted_decay = True
+            step.notes.append(note)
 
     def _look_at_coarse(
         self,
