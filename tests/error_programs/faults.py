@@ -183,7 +183,7 @@ class DetachedRMS(nn.Module):
 def norm_without_gradient(wrong: bool) -> Monitor:
     model = Decoder()
     for block in model.blocks:
-        block.norm2 = DetachedRMS(detached=wrong)  # type: ignore[assignment]
+        block.norm2 = DetachedRMS(detached=wrong)
     return train(model, adamw(model), predict_next)
 
 

@@ -279,9 +279,8 @@ def thawed_after_compiling(wrong: bool) -> Monitor:
 
         def forward(self, x: Tensor) -> Tensor:
             # What a graph does that was traced while the layer was frozen.
-            weight, bias = self.first.weight, self.first.bias
-            if self.frozen:
-                weight, bias = weight.detach(), bias.detach()
+            own = (self.first.weight, self.first.bias)
+            weight, bias = (p.detach() for p in own) if self.frozen else own
             return self.second(F.linear(x, weight, bias).relu())
 
     model = Staged()
