@@ -88,10 +88,10 @@ def test_a_call_that_does_not_fit_in_memory_is_followed_without_values(monkeypat
     model, tokens = blocks.DecoderLM(8, 4, 1, 1, 4, positions="rotary-half"), torch.zeros(1, 4).long()
     known = {symmetry.name for symmetry in recognize(model, tokens)}
 
-    def capture(call: Any, parameters: dict[str, Tensor], model: nn.Module) -> Any:
+    def capture(call: Any, parameters: dict[str, Tensor], model: nn.Module, **buffers: Any) -> Any:
         if not next(iter(parameters.values())).is_meta:
             raise torch.OutOfMemoryError
-        return followed(call, parameters, model)
+        return followed(call, parameters, model, **buffers)
 
     monkeypatch.setattr(infer, "capture", capture)
     assert {symmetry.name for symmetry in recognize(model, tokens)} == known

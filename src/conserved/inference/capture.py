@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +31,23 @@ def capture(
     parameters: Mapping[str, Tensor],
     model: nn.Module | None = None,
     stand_ins: Mapping[str, Callable[..., Any]] | None = None,
+    *,
+    buffers: Sequence[tuple[Tensor, Tensor]] | None = None,
+    replaced: Sequence[Tensor] = (),
 ) -> CapturedProgram:
     """Return the operations of `run()`; what it returns, in any nesting, are the outputs of the program.
 
-    Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
+    Args:
+        run: the program.
+        parameters: the parameters by name.
+        model: the module whose buffers are constants and whose submodules give operations their names.
+        stand_ins: functions to run and follow in place of the operations of these names.
+        buffers: the tensors that stand for the model's buffers in this run, each with the buffer itself.
+        replaced: those of them in whose place `run()` put others; filled while it runs.
     """
-    recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
+    if buffers is None:
+        buffers = [(buffer, buffer) for buffer in model.buffers()] if model is not None else []
+    recorder = Recorder(parameters, buffers, stand_ins)
     hidden = HiddenInputs(run, model)
     with (
         undisturbed(model) as changed,
@@ -51,7 +62,7 @@ def capture(
     ):
         result = run()
     recorder.confirm_messages()
-    recorder.forget_state(changed)
+    recorder.forget_state([*changed, *replaced])
     outputs = loss_outputs(result)
     if hidden.names and not recorder.program.communicates:
         # A first call imports modules and fills caches; in another process' company none may be made for that.

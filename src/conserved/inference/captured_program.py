@@ -85,6 +85,8 @@ class CapturedProgram:
     sized_by_data: bool = False
     """Whether shapes depend on values: other inputs may read other parts of a parameter."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tables: dict[int, Tensor] = field(default_factory=dict)
+    """Constant buffers that are too large to be copied, by value: while laws are inferred, not afterwards."""
     communicates: bool = False
     """Whether it exchanges tensors with other processes: what it computes is then a part of a whole program."""
     _makers: dict[int, Operation] = field(default_factory=dict)

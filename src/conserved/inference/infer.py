@@ -157,6 +157,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
     symmetries = over_unread_rows(name_symmetries(assembly, assembly.find()), typing)
+    program.tables.clear()
     partial = read_in_part(typing) if program.communicates else frozenset()
     gathered: frozenset[str] = frozenset()
     if program.communicates:
@@ -387,7 +388,7 @@ def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: 
 def _on_meta(
     model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any
 ) -> CapturedProgram:
-    """Follow a call without values: parameters, buffers and inputs have shapes only."""
+    """Follow a call without values: parameters and inputs have shapes only; buffers keep the values they have."""
 
     def blank(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -397,15 +398,28 @@ def _on_meta(
     }
     tied = {id(parameter): named_parameters[name] for name, parameter in model.named_parameters()}
     everything = {name: tied[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: blank(buffer) for name, buffer in model.named_buffers()}
+    buffers = {name: (blank(buffer), buffer) for name, buffer in model.named_buffers()}
+    stand_ins = {name: stand_in for name, (stand_in, _) in buffers.items()}
     args, kwargs = tree_map_only(Tensor, lambda t: t if t.is_meta else blank(t), (args, kwargs))
-    with torch.device("meta"):
-        program = capture(
-            lambda: functional_call(model, {**everything, **buffers}, args, kwargs, tie_weights=False),
-            {prefix + name: value for name, value in named_parameters.items()},
-            model,
-        )
-    program.shared = shared_among(parameters)
+    replaced: list[Tensor] = []
+
+    def note_replaced(*_: Any) -> None:
+        here = dict(model.named_buffers())
+        replaced.extend(stand_in for name, stand_in in stand_ins.items() if here.get(name) is not stand_in)
+
+    hook = model.register_forward_hook(note_replaced, always_call=True)
+    try:
+        with torch.device("meta"):
+            program = capture(
+                lambda: functional_call(model, {**everything, **stand_ins}, args, kwargs, tie_weights=False),
+                {prefix + name: value for name, value in named_parameters.items()},
+                model,
+                buffers=list(buffers.values()),
+                replaced=replaced,
+            )
+    finally:
+        hook.remove()
+    program.tensors, program.shared = parameters, shared_among(parameters)
     return program
 
 

@@ -30,6 +30,7 @@ from conserved.inference.collectives import COLLECTIVES, WAITS, Messages, group_
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.gradient_accumulators import has_hooks
 from conserved.inference.user_frames import NOT_THE_USERS, user_line
+from conserved.inference.values_on_host import compute_on_host
 from conserved.laws.shared_memory import shared_among
 
 KEPT = 100_000
@@ -87,13 +88,16 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        constants: Sequence[Tensor] = (),
+        constants: Sequence[tuple[Tensor, Tensor]] = (),
         stand_ins: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__()
         self.stand_ins = stand_ins or {}
         """Functions to follow instead of operations, by name."""
-        self._fixed = {id(tensor) for tensor in constants}
+        self._fixed = {id(tensor): entries for tensor, entries in constants}
+        """Tensors that the program has from its author, by identity, each with the tensor that has its entries."""
+        self._constants: dict[int, Tensor | None] = {}
+        """Values that nothing trained or given went into: their entries, unless these are many and the program's."""
         self.program = CapturedProgram()
         self._numbers: Any = WeakTensorKeyDictionary()
         self._storages: dict[int, _Storage] = {}
@@ -160,12 +164,14 @@ class Recorder(TorchDispatchMode):
                 return parts(self._once, *args, **kwargs)
         if name.startswith("aten::lift_fresh"):
             # A tensor that was just made from Python numbers.
-            self._fixed.add(id(args[0]))
+            self._fixed[id(args[0])] = args[0]
         recorded = tree_map_only(Tensor, self._read, (args, kwargs))
         written = _written_tensors(func, args, kwargs)
         for tensor in written:
             self._keep_parameter(tensor)
-        out = func(*args, **kwargs)
+        out = self._constant_number(name, args, recorded[0])
+        if out is None:
+            out = func(*args, **kwargs)
         results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
         operation = Operation(
             name=name,
@@ -195,7 +201,8 @@ class Recorder(TorchDispatchMode):
         for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
             self._write(target, value, operation)
         drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        self._evaluate(operation, results, drawn=drawn)
+        if not drawn:
+            self._evaluate(operation, func, results)
         return out
 
     _record_uncompiled = disable_dynamo(_record)
@@ -326,16 +333,31 @@ class Recorder(TorchDispatchMode):
         """Return the number of a tensor's present value."""
         return self._read(tensor).value
 
-    def _evaluate(self, operation: Operation, results: Sequence[Tensor], *, drawn: bool) -> None:
-        """Keep small constants that nothing trained or given went into."""
-        values = self.program.values
+    def _constant_number(self, name: str, args: Any, recorded: Any) -> Any:
+        """Return the number that a program reads out of a constant whose tensor has no values; None for all else."""
+        if not name.startswith("aten::_local_scalar_dense") or not args[0].is_meta:
+            return None
+        constant = self._constants.get(recorded[0].value)
+        return None if constant is None else constant.item()
+
+    def _evaluate(self, operation: Operation, func: Any, results: Sequence[Tensor]) -> None:
+        """Follow values that nothing trained or given went into."""
         inputs = operation.inputs()
-        if drawn or any(values[number].constant is None for number in inputs):
+        if not all(value in self._constants for value in inputs):
             return
-        if inputs or operation.name.startswith(_CREATES):
-            for number, tensor in zip(operation.results, results, strict=False):
-                if not tensor.is_meta and tensor.numel() <= KEPT and not hasattr(tensor, "full_tensor"):
-                    values[number].constant = tensor.detach().cpu()
+        if not inputs and not operation.name.startswith(_CREATES):
+            return
+        blank = any(tensor.is_meta for tensor in results)
+        entries = compute_on_host(operation, func, results, self._constants) if blank else results
+        for value, tensor in zip(operation.results, entries, strict=False):
+            if not hasattr(tensor, "full_tensor"):
+                self._keep_constant(value, tensor, held=blank)
+
+    def _keep_constant(self, value: int, entries: Tensor, *, held: bool) -> None:
+        """Note a constant, with its entries if they are few or held by nobody else."""
+        self._constants[value] = entries if held else None
+        if entries.numel() <= KEPT:
+            self._constants[value] = self.program.values[value].constant = entries.detach().cpu()
 
     def forget_state(self, changed: Sequence[Tensor]) -> None:
         """Take buffers that the program writes to for inputs: what they hold now says nothing about the next call.
@@ -358,6 +380,7 @@ class Recorder(TorchDispatchMode):
                 self.program.branches.append(operation.line)
         for number in state:
             values[number].constant = None
+            self.program.tables.pop(number, None)
 
     def _new(self, tensor: Tensor, *, parameter: str | None = None, fresh_storage: bool = True) -> int:
         number = len(self.program.values)
@@ -382,9 +405,12 @@ class Recorder(TorchDispatchMode):
                 # Another tensor in the same memory, made before the program ran: no gradient passes through it.
                 return ValueRef(self._again(tensor, store, stopped=not tensor.requires_grad))
             number = self._new(tensor)
-            if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
-                self.program.values[number].constant = tensor.detach().cpu()
+            entries = self._fixed.get(id(tensor))
+            if entries is not None and not entries.is_meta and not hasattr(entries, "full_tensor"):
+                self._keep_constant(number, entries, held=True)
                 self._taken[number] = tensor
+                if entries.numel() > KEPT:
+                    self.program.tables[number] = entries
             return ValueRef(number)
         number, writes = result
         if store is not None and store.writes != writes:

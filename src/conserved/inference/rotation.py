@@ -107,7 +107,7 @@ class Rotations:
 
         def outside(value: int) -> str:
             described, maker = program.values[value], self._recompute(value)
-            if described.constant is not None:
+            if self._constant(value) is not None:
                 text = self._digest(value)
             elif maker is not None:
                 text = f"{written(maker)}[{maker.results.index(value)}]"
@@ -131,10 +131,16 @@ class Rotations:
             lines.append(line)
         return "\n".join(lines)
 
+    def _constant(self, value: int) -> Tensor | None:
+        """Return the entries of a value that is the same in every call, on the host."""
+        program = self.typing.program
+        table = program.tables.get(value)
+        return program.values[value].constant if table is None else table.detach().cpu()
+
     def _digest(self, value: int) -> str:
         """Return a digest of a constant's type, shape and bytes."""
         if value not in self._digests:
-            constant = self.typing.program.values[value].constant
+            constant = self._constant(value)
             assert constant is not None
             content = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             digest = hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -316,8 +322,8 @@ class Rotations:
     ) -> Tensor:
         """Return a value from outside: a constant as it is, what constants determine, or random numbers."""
         described = program.values[value]
-        if described.constant is not None:
-            constant = described.constant
+        constant = self._constant(value)
+        if constant is not None:
             return constant.double() if constant.is_floating_point() else constant
         maker = self._recompute(value)
         if maker is not None:

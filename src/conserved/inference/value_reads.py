@@ -16,6 +16,7 @@ from conserved._torch_compat import tree_flatten
 from conserved.inference import recorder as recording
 from conserved.inference.recorder import Recorder
 from conserved.inference.user_frames import is_asked_by_program
+from conserved.inference.values_on_host import FROM_PYTHON, INDEXING, index_with_values, make_with_values
 
 _READS = {
     Tensor.__repr__: "printed",
@@ -64,6 +65,10 @@ class ReadsAndHooks(TorchFunctionMode):
             self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
         if func in _SIZES and not self.recorder.busy and is_asked_by_program(sys._getframe(1)):
             self.recorder.note_size_read(args[0])
+        if func in FROM_PYTHON and (made := make_with_values(func, args, kwargs or {})) is not None:
+            return made
+        if func in INDEXING and args[0].is_meta:
+            args = (args[0], index_with_values(args[1], args[0].device), *args[2:])
         validates = func is F.one_hot and (*args[1:], (kwargs or {}).get("num_classes", -1))[0] != -1
         former, self.recorder.validating = self.recorder.validating, self.recorder.validating or validates
         try:
