@@ -20,6 +20,7 @@ import torch
 
 from conserved import audit, recognize
 from conserved.alarm_groups import AlarmGroups
+from conserved.blocks import Attention
 from conserved.cli import main
 from conserved.output.figure import line, panels
 from conserved.report import NoSuchRunError, NotAStoreError, UnwritableError, write_report
@@ -30,7 +31,7 @@ from conserved.report.mathematics import typeset
 from conserved.report.numerals import numeral, without_folders
 from conserved.report.page import Anchors
 from conserved.report.scales import scale_of
-from conserved.report.summary import hero, verdict_line
+from conserved.report.summary import findings, hero, result_title, verdict_line
 from conserved.report.svg_elements import colour
 from conserved.store.run_digest import digest, spread
 from conserved.tracking import RunStore, store_document
@@ -409,7 +410,7 @@ class TestStores:
         page = page_of(tmp_path / "store.db", tmp_path)
         assert "the account does not close" in page.text
         first = page.text.index("Something else than the optimizer wrote")
-        assert page.text.index("Alarms") < first < page.text.index("What audits and the account leave over")
+        assert page.text.index("Alarms") < first < page.text.index("Residuals of audits and of the account")
 
     def test_wrong_gradients_are_not_called_an_open_account(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"
@@ -424,6 +425,26 @@ class TestStores:
         assert step == 1
         assert "Code between backward() and optimizer.step() changes gradients" in message
         assert "What to look at" in page_of(store, tmp_path).text
+
+    def test_what_went_wrong_is_the_title_and_the_first_finding(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        watch(store, "good")
+        assert result_title(read(store)) == "What training conserved"
+        watch(store, "wrong", wrong=True)
+        assert result_title(read(store)) == "wrong: gradients are wrong from step 1 on"
+        assert [message.partition(":")[0] for message in findings(read(store))] == ["wrong", "good"]
+
+    def test_a_refuted_audit_or_an_unexpected_claim_is_the_title(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        store_document(store, "claim", "a", claim("a", status="refuted", recorded="verified"))
+        assert result_title(read(store)) == "1 claim not as recorded"
+        model = Attention(8, 2)
+        model(torch.randn(3, 5, 8)).square().mean().backward()
+        gradient = model.q.weight.grad
+        assert gradient is not None
+        gradient.mul_(2)
+        store_document(store, "audit", "attention", audit(model).record())
+        assert result_title(read(store)) == "attention: 1 audit found wrong gradients"
 
     def test_refuted_claims_as_recorded_have_neither_tick_nor_cross(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"
@@ -441,11 +462,12 @@ class TestStores:
         assert contents.compared is not None
         assert [row[:2] for row in contents.compared.table.rows] == [("one", "3"), ("two", "5")]
         assert {trace["name"] for plot in contents.compared.plots for trace in plot.data} == {"one", "two"}
+        assert len(contents.compared.plots) % 2 == 0 or len(contents.compared.table.columns) == 6
         with RunStore(store) as opened:
             last = opened.errors("two", by="family")[5]
         heads = contents.compared.table.columns[5:]
         for head, cell in zip(heads, contents.compared.table.rows[1][5:], strict=True):
-            assert cell == numeral(last[head.removeprefix("error of ")])
+            assert cell == numeral(last[head.removeprefix("drift of ")])
         with pytest.raises(NoSuchRunError, match=r"has no run 'four'. It has: one, two, three"):
             write_report(store, tmp_path / "page.html", runs=["four"])
 
@@ -466,7 +488,7 @@ class TestStores:
         watch(store, "bad", spoil=True)
         shown = hero(read(store))
         assert shown is not None
-        assert shown.title == "What audits and the account leave over"
+        assert shown.title == "Residuals of audits and of the account"
         assert verdict_line(read(store))[0] == "refuted"
 
     def test_a_damaged_record_is_named_and_does_not_sink_the_rest(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several watched runs beside each other: a row for each, and the errors of every law they share in one plot."""
+"""Several watched runs beside each other: a row for each, and the drift of every law they share in one plot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def comparison(runs: Sequence[Digest]) -> RunComparison:
     """
     families = dict.fromkeys(family for run in runs for family in run.errors)
     shared = [family for family in families if sum(family in run.errors for run in runs) > 1]
-    drawn = sorted(shared, key=lambda family: -_spread(runs, family))[:_FAMILIES_DRAWN]
+    listed = sorted(shared, key=lambda family: -_spread(runs, family))[:_FAMILIES_DRAWN]
+    # Plots stand in two columns: where the number is odd, the one in which runs differ least would stand alone.
+    drawn = listed[: len(listed) - len(listed) % 2] or listed
     rows = [
         (
             run.name,
@@ -35,16 +37,16 @@ def comparison(runs: Sequence[Digest]) -> RunComparison:
             run.laws,
             len(run.alarms),
             run.worst[0] if run.worst else None,
-            *(run.errors[family][-1] if run.errors.get(family) else None for family in drawn),
+            *(run.errors[family][-1] if run.errors.get(family) else None for family in listed),
         )
         for run in runs
     ]
-    heads = ("run", "steps", "laws", "alarms", "left over / rounding", *(f"error of {family}" for family in drawn))
+    heads = ("run", "steps", "laws", "alarms", "left over / rounding", *(f"drift of {family}" for family in listed))
     return RunComparison(table=ReportTable.of(heads, rows), plots=tuple(_plot(runs, family) for family in drawn))
 
 
 def _spread(runs: Sequence[Digest], family: str) -> float:
-    """Return how many powers of ten the runs' last errors are apart."""
+    """Return how many powers of ten the runs' last drifts are apart."""
     ends = [run.errors[family][-1] for run in runs if run.errors.get(family)]
     known = [math.log10(end) for end in ends if end > 0 and math.isfinite(end)]
     return max(known) - min(known) if known else 0.0
@@ -55,12 +57,12 @@ def _plot(runs: Sequence[Digest], family: str) -> Plot:
     return Plot(
         anchor=f"compared-{family}",
         title=family,
-        alt=f"Lines of the relative error of {family} over steps, one for each run; at the end: {ends}.",
+        alt=f"Lines of the relative drift of {family} over steps, one for each run; at the end: {ends}.",
         data=[
             line(run.name, run.shown, [value if value > 0 else None for value in run.errors[family]])
             for run in runs
             if run.errors.get(family)
         ],
-        layout=axes("step", "relative error (10)", log=True),
+        layout=axes("step", "relative drift", log=True),
         small=True,
     )

@@ -13,9 +13,9 @@ from conserved.report.plot import Plot
 from conserved.verdict import Status
 
 MOST_FINDINGS = 4
+"""Sentences of the first screen; a reader who wants more scrolls."""
 MOST_TILES = 5
 """The most tiles that have room in one row."""
-"""Sentences of the first screen; a reader who wants more scrolls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +93,12 @@ def tile_columns(count: int) -> int:
 
 
 def findings(contents: Contents) -> tuple[str, ...]:
-    """Return the sentences of a demonstration, or at most four of what every kind of record says."""
+    """Return the sentences of a demonstration, or at most four of what every kind of record says, runs with alarms
+    first.
+    """
     if contents.found:
         return contents.found
-    messages = [f"{run.name}: {run.message}" for run in contents.runs]
+    messages = [f"{run.name}: {run.message}" for run in sorted(contents.runs, key=lambda run: not run.trouble)]
     messages += [f"{audit.name}: {audit.message}" for audit in contents.audits]
     messages += [f"{section.name}: {section.sentence}." for section in contents.laws]
     messages += [f"{probe.name}: {probe.message}" for probe in contents.attention]
@@ -124,12 +126,18 @@ def hero(contents: Contents) -> Plot | None:
 
 
 def result_title(contents: Contents) -> str:
-    """Return the heading of a report: the trouble of its runs, or that they conserved what they should."""
+    """Return the heading of a report: the trouble of its runs and audits, or that nothing went wrong."""
     troubled = [run for run in contents.runs if run.trouble]
     if len(troubled) == 1:
         return f"{troubled[0].name}: {troubled[0].trouble}"
     if troubled:
         return f"{len(troubled)} of {len(contents.runs)} runs have alarms"
+    refuted = [audit for audit in contents.audits if audit.status is Status.REFUTED and not audit.as_expected]
+    if refuted:
+        return f"{refuted[0].name}: {counted(len(refuted), 'audit')} found wrong gradients"
+    unexpected = sum(not card.as_recorded for card in contents.claims)
+    if unexpected:
+        return f"{counted(unexpected, 'claim')} not as recorded"
     return "What training conserved"
 
 

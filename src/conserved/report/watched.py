@@ -1,4 +1,4 @@
-"""Runs under a Monitor: errors over steps, the exact ledger by family, causes, readings and alarms."""
+"""Runs under a Monitor: drift over steps, the exact ledger by family, causes, readings and alarms."""
 
 from __future__ import annotations
 
@@ -153,11 +153,12 @@ def _errors(run: Digest) -> Plot:
     listing = ", ".join(f"{family} {numeral(value)}" for family, value in last.items())
     return Plot(
         anchor=f"run-{run.name}-errors",
-        title="Relative error of the laws",
-        alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
-        caption="Equation (10): mean of ‖h(θₖ) − h(θ₀)‖ / ‖h(θ₀)‖ over the laws of a kind.",
+        title="Relative drift of the laws",
+        alt=f"Lines of the relative drift over {run.steps:,} steps by law; at the end: {listing}.",
+        caption="Mean of ‖h(θₖ) − h(θ₀)‖ / ‖h(θ₀)‖ over the laws of a kind: equation (10) of the paper. Adam, momentum "
+        "and weight decay make laws drift; that is no defect.",
         data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
-        layout=axes("step", "error", log=True),
+        layout=axes("step", "relative drift", log=True),
     )
 
 
@@ -221,7 +222,7 @@ def _residuals(run: Digest) -> Plot:
         data.append(trace("markers", "alarm", [alarm.step for alarm in alarms], heights, text=labels, marker=marker))
     return Plot(
         anchor=f"run-{run.name}-residuals",
-        title="What audits and the account leave over",
+        title="Residuals of audits and of the account",
         alt=f"The largest residual of each step and audit over what rounding explains; {len(run.alarms):,} alarms.",
         caption="The law whose residual is largest, over what rounding explains. Above 1, audited gradients are not "
         "those of one loss; and of the account, something else than the optimizer changed parameters.",
@@ -267,7 +268,7 @@ def _last(run: Digest) -> ReportTable:
 
 def _drifts(run: Digest) -> ReportTable:
     return ReportTable.of(
-        ("kind", "laws", "error of eq. (10)", "law that drifted most", "drift since the start", "accounted for"),
+        ("kind", "laws", "relative drift", "law that drifted most", "its drift since the start", "accounted for"),
         [(drift.family, drift.laws, drift.error, drift.law, drift.drift, drift.predicted) for drift in run.drifts],
     )
 
