@@ -1,10 +1,12 @@
 """A default monitor on parallel stacks: does every correct run stay silent, with the laws of one process?
 
-    python benchmarks/stack_table.py [PATTERN …] [--stack MODULE …] [--unwatched]
+    python benchmarks/stack_table.py [PATTERN …] [--stack MODULE …] [--unwatched] [--keep]
 
 Every configuration runs with two or four processes of gloo, each pair forked anew. A stack is a module of this folder
 that registers configurations; those of a package need it on the path (`pip install --no-deps --target FOLDER
 torchtitan==0.2.2`, and what it imports beside it). Without a monitor, runs show what the package does by itself.
+Long tables are made in parts: with `--keep`, rows of today's file that this call does not run stay in it.
+Every row says which commit it was measured on.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 import conserved
-from measure import RESULTS, commit, machine, save
+from measure import RESULTS, commit, machine, save, save_path
 from stack_configurations import CONFIGURATIONS
 
 STEPS = 6
@@ -126,6 +128,13 @@ def run(name: str, world: int, modules: list[str], *, watched: bool = True) -> d
     return {"processes": world, "hangs": hangs, "errors": errors, **text[0], "alarms": alarms}
 
 
+def saved_rows(name: str, folder: Path) -> dict[str, Any]:
+    """Return the configurations of today's file, or none."""
+    path = save_path(name, folder)
+    rows: dict[str, Any] = json.loads(path.read_text())["configurations"] if path.exists() else {}
+    return rows
+
+
 def main() -> None:
     """Run all configurations, or those whose names match a pattern, and save the table."""
     parser = argparse.ArgumentParser()
@@ -133,6 +142,7 @@ def main() -> None:
     parser.add_argument("--stack", action="append", default=[], help="modules that register configurations")
     parser.add_argument("--unwatched", action="store_true", help="train without a monitor")
     parser.add_argument("--ratio", action="store_true", help="train without a monitor as well, for the ratio of steps")
+    parser.add_argument("--keep", action="store_true", help="keep rows of today's file that are not run now")
     parser.add_argument("--name", default="stack_table")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -141,11 +151,11 @@ def main() -> None:
         importlib.import_module(module)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["conserved.tracking", "conserved.auditing", *modules])
-    rows: dict[str, Any] = {}
+    rows: dict[str, Any] = saved_rows(given.name, given.out) if given.keep else {}
     for name, (world, _) in CONFIGURATIONS.items():
         if given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns):
             continue
-        row = rows[name] = run(name, world, modules, watched=not given.unwatched)
+        row = rows[name] = {"commit": commit()} | run(name, world, modules, watched=not given.unwatched)
         if given.ratio:
             row["plain_step_seconds"] = run(name, world, modules, watched=False).get("step_seconds")
         status = "hangs" if row["hangs"] else "error" if row["errors"] else f"{len(row['alarms'])} alarms"
