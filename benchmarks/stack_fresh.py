@@ -20,13 +20,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.nn.functional import all_gather
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel as share_tokens
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
 from stack_configurations import Training, adamw, shard, tensor_parallel
 from stack_hand_written import DEFECTS, register
@@ -186,11 +184,11 @@ register(
 )
 
 
-# Optimizers inside the backward pass, and one per layer.
+# One optimizer for every parameter.
 
 
-def in_backward(rank: int, world: int) -> Training:
-    """Every parameter is stepped as soon as its gradient is there, under FSDP2."""
+def many_optimizers(rank: int, world: int) -> Training:
+    """Every parameter has an optimizer of its own, under FSDP2."""
     model = make_decoder(ODD)
     shard(model, init_device_mesh("cpu", (world,)))
     optimizers = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
@@ -206,23 +204,7 @@ def in_backward(rank: int, world: int) -> Training:
     return Training(model, [*optimizers.values()], step)
 
 
-def in_backward_ddp(rank: int, world: int) -> Training:
-    """PyTorch's own optimizer in backward, after DDP's hooks."""
-    inner = make_decoder(ODD)
-    _apply_optimizer_in_backward(torch.optim.SGD, inner.parameters(), {"lr": 0.01})
-    model = DistributedDataParallel(inner)
-    optimizers = [o for p in inner.parameters() for o in vars(p).get("_in_backward_optimizers", [])]
-
-    def step(number: int) -> Tensor:
-        value = next_tokens(ODD)(model, number, rank)
-        value.backward()
-        return value
-
-    return Training(model, optimizers, step)
-
-
-register("fresh: FSDP2, one optimizer per parameter", in_backward, {})
-register("fresh: DDP, optimizer in backward", in_backward_ddp, {})
+register("fresh: FSDP2, one optimizer per parameter", many_optimizers, {})
 
 
 # Tensor parallelism with pieces of different sizes.
@@ -267,31 +249,39 @@ register(
 )
 
 
-# Weights that are gathered by a parametrization, as in SimpleFSDP.
+# Weights that are gathered by properties, as in torchtitan's SimpleFSDP.
 
 
-class Gathered(nn.Module):
-    """Gather a sharded weight; the gradient is reduced and scattered."""
+def gathered(name: str, half: bool) -> property:
+    """Return a property that gathers a sharded weight; its gradient is averaged and scattered."""
 
-    def forward(self, x: Any) -> Tensor:
-        """Return the whole weight."""
-        whole: Tensor = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
+    def weight(self: nn.Module) -> Tensor:
+        dtypes: dict[str, Any] = {"forward_dtype": torch.bfloat16, "backward_dtype": torch.float32} if half else {}
+        sharded: Any = self._parameters[name]
+        whole: Tensor = sharded.redistribute(placements=[Replicate()], **dtypes).to_local(
+            grad_placements=[Partial("avg")]
+        )
         return whole
 
+    return property(weight)
 
-def simple(rank: int, world: int, change: Any = None) -> Training:
-    """Every weight is a DTensor with a parametrization in front."""
+
+def simple(rank: int, world: int, change: Any = None, half: bool = False) -> Training:
+    """Every weight is a DTensor behind a property of its name."""
     model = make_decoder(DecoderConfig())
     mesh = init_device_mesh("cpu", (world,))
     for module in list(model.modules()):
-        for name, p in list(module.named_parameters(recurse=False)):
+        own = dict(module.named_parameters(recurse=False))
+        for name, p in own.items():
             setattr(module, name, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
-            parametrize.register_parametrization(module, name, Gathered(), unsafe=True)
+        if own:
+            members = {name: gathered(name, half) for name in own}
+            module.__class__ = type(f"Gathered{type(module).__name__}", (type(module),), members)
     return train(model, next_tokens(DecoderConfig()), rank, change=change)
 
 
 register(
-    "fresh: weights gathered by parametrizations",
+    "fresh: weights gathered by properties",
     simple,
     {"a shard of a value projection is lost": {"change": changes("layers.0.attention.wv", 0.0, (1,))}},
 )

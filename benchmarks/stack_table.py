@@ -15,6 +15,7 @@ import argparse
 import faulthandler
 import importlib
 import json
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -43,6 +44,10 @@ def work(rank: int, world: int, name: str, folder: str, modules: list[str], watc
     os.dup2(log.fileno(), 2)
     faulthandler.dump_traceback_later(LONGEST - 5, exit=True)
     torch.set_num_threads(1)
+    if os.environ.get("STACK_LOGS"):
+        # Conditions of the monitor come with the traceback of what failed inside.
+        logging.basicConfig(level=logging.WARNING)
+        logging.getLogger("conserved").setLevel(logging.DEBUG)
     result: dict[str, Any] = {"rank": rank}
     try:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
