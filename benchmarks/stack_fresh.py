@@ -22,7 +22,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.nn.functional import all_gather
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import context_parallel as share_tokens
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,7 +29,7 @@ from stack_configurations import Training, adamw, shard, tensor_parallel
 from stack_hand_written import DEFECTS, register
 from stack_models import Decoder, DecoderConfig, make_decoder, make_tokens, token_loss
 
-ODD = DecoderConfig(vocabulary=67, width=36, heads=6, key_heads=3, hidden=50, layers=3, length=14)
+ODD = DecoderConfig(vocabulary=67, width=36, heads=6, key_heads=3, hidden=51, layers=3, length=14)
 """Sizes that two, three and four processes do not divide evenly."""
 
 Loss = Callable[[Any, int, int], Tensor]
@@ -207,22 +206,25 @@ def many_optimizers(rank: int, world: int) -> Training:
 register("fresh: FSDP2, one optimizer per parameter", many_optimizers, {})
 
 
-# Tensor parallelism with pieces of different sizes.
+# Tensor parallelism of three.
 
 
-def uneven_columns(rank: int, world: int, change: Any = None) -> Training:
-    """Hidden units over three processes: 50 is not divisible, heads are."""
+def three_parts(rank: int, world: int, change: Any = None) -> Training:
+    """Hidden units and heads over three processes."""
     model = make_decoder(ODD)
     mesh = init_device_mesh("cpu", (world,))
     for layer in model.layers.values():
         plan = {f"feed_forward.w{n}": ColwiseParallel() for n in (1, 3)}
-        parallelize_module(layer, mesh, {**plan, "feed_forward.w2": RowwiseParallel()})
+        plan |= {f"attention.w{n}": ColwiseParallel() for n in "qkv"}
+        parallelize_module(
+            layer, mesh, {**plan, "feed_forward.w2": RowwiseParallel(), "attention.wo": RowwiseParallel()}
+        )
     return train(model, next_tokens(ODD), 0, change=change)
 
 
 register(
-    "fresh: TP of 3, uneven hidden units",
-    uneven_columns,
+    "fresh: TP of 3",
+    three_parts,
     {"one process's hidden units are halved": {"change": changes("layers.0.feed_forward.w2", 0.5, (2,))}},
     3,
 )
@@ -654,38 +656,6 @@ register(
     {"experts are not divided": {"divides": False}, "routers are not reduced": {"routed": False}},
 )
 register("fresh: EP of 4, tokens gathered, top 2", experts, {}, 4)
-
-
-# PyTorch's context parallelism.
-
-
-def shared_tokens(rank: int, world: int, reduces: bool = True) -> Training:
-    """`context_parallel` cuts sequences, attention goes round, gradients are averaged by hand."""
-    config = DecoderConfig(key_heads=4)
-    model = make_decoder(config)
-    mesh = init_device_mesh("cpu", (world,))
-    optimizer = adamw(model)
-    angles = model.angles.clone()
-
-    def step(number: int) -> Tensor:
-        tokens = make_tokens(config, step=number)
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        optimizer.zero_grad()
-        model.angles.copy_(angles)
-        with share_tokens(mesh, buffers=(inputs, targets, model.angles), buffer_seq_dims=(1, 1, 0)):
-            value = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-            value.backward()
-        for p in model.parameters():
-            if reduces:
-                dist.all_reduce(p.grad)
-                p.grad.div_(world)
-        optimizer.step()
-        return value
-
-    return Training(model, optimizer, step)
-
-
-register("fresh: CP of PyTorch", shared_tokens, {"gradients are not reduced": {"reduces": False}})
 
 
 # Loops of other packages.

@@ -5,8 +5,8 @@
 Every configuration runs with two or four processes of gloo, each pair forked anew. A stack is a module of this folder
 that registers configurations; those of a package need it on the path (`pip install --no-deps --target FOLDER
 torchtitan==0.2.2`, and what it imports beside it). Without a monitor, runs show what the package does by itself.
-Long tables are made in parts: with `--keep`, rows of today's file that this call does not run stay in it.
-Every row says which commit it was measured on.
+Long tables are made in parts: with `--keep`, configurations that today's file has are not run again. Every row says
+which commit it was measured on.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--stack", action="append", default=[], help="modules that register configurations")
     parser.add_argument("--unwatched", action="store_true", help="train without a monitor")
     parser.add_argument("--ratio", action="store_true", help="train without a monitor as well, for the ratio of steps")
-    parser.add_argument("--keep", action="store_true", help="keep rows of today's file that are not run now")
+    parser.add_argument("--keep", action="store_true", help="add to today's file what it does not have")
     parser.add_argument("--name", default="stack_table")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -158,7 +158,7 @@ def main() -> None:
     context.set_forkserver_preload(["conserved.tracking", "conserved.auditing", *modules])
     rows: dict[str, Any] = saved_rows(given.name, given.out) if given.keep else {}
     for name, (world, _) in CONFIGURATIONS.items():
-        if given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns):
+        if name in rows or (given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns)):
             continue
         row = rows[name] = {"commit": commit()} | run(name, world, modules, watched=not given.unwatched)
         if given.ratio:
