@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from conserved.auditing import audit_dump
 from conserved.cli.app import app
 from conserved.laws import LawSet
 from conserved.laws.renaming import laws_for
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
 
 class Gated(nn.Module):
@@ -59,14 +58,18 @@ def trained(tmp_path: Path, *, factor: float = 1.0) -> nn.Module:
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     save_file(weights, tmp_path / "weights.safetensors")
     save_file(gradients, tmp_path / "gradients.safetensors")
-    save_checkpoint({"weights": weights, "gradients": gradients}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
+        save_checkpoint({"weights": weights, "gradients": gradients}, checkpoint_id=tmp_path / "saved", no_dist=True)
     return model
 
 
 @pytest.mark.parametrize("folder", [".", "saved"])
 def test_right_gradients_in_files_are_verified(tmp_path: Path, folder: str) -> None:
     trained(tmp_path)
-    result = audit_dump(tmp_path / folder, tmp_path / "laws.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = audit_dump(tmp_path / folder, tmp_path / "laws.json")
     assert result.ok
     assert result.tested == len(LawSet.load(tmp_path / "laws.json"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,10 @@ def _read_checkpoint(folder: Path) -> dict[str, dict[str, Tensor]]:
         for name, item in items.items()
         if hasattr(item, "size") and hasattr(item, "properties")
     }
-    load(tensors, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        # One process reads what several wrote, which is intended here.
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
+        load(tensors, storage_reader=reader, no_dist=True)
     result: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, GRADIENTS: {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
