@@ -423,9 +423,8 @@ def other_model(rank: int, world: int, name: str, stack: str, change: Any = None
         model = DistributedDataParallel(model)
     else:
         mesh = init_device_mesh("cpu", (world,))
-        layers = [m for m in model.modules() if isinstance(m, (nn.TransformerEncoderLayer, Residual))]
-        layers += [m for m in model.modules() if isinstance(m, nn.TransformerDecoderLayer)]
-        for layer in layers:
+        units = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, Residual)
+        for layer in [m for m in model.modules() if isinstance(m, units)]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     return train(model, loss, rank, change=change)

@@ -184,3 +184,28 @@ def test_a_loop_that_updates_its_weights_by_itself_raises_no_alarm() -> None:
         monitor.step()
     assert not monitor.alarms
     assert "updates its weights by itself" in monitor.state
+
+
+def stepped_after_a_write(marks: bool) -> Monitor:
+    """Train while parameters are written between backward and the step, as sharpness-aware loops and ZeRO-3 do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    for parameter in model.parameters():
+        if marks:
+            vars(parameter)["ds_tensor"] = torch.empty(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(model(torch.randn(5, 4)), torch.zeros(5, 2)).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1)
+        optimizer.step()
+        monitor.step()
+    return monitor
+
+
+def test_parameters_that_zero_3_fetches_are_not_taken_for_perturbed_ones() -> None:
+    assert "as by SAM" in str(stepped_after_a_write(marks=False).state)
+    assert "as by SAM" not in str(stepped_after_a_write(marks=True).state)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from conserved._torch_compat import version_of
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
+from conserved.layout.deepspeed import is_partitioned
 from conserved.tracking.identities.step_identity import distributed
 
 PRECISION = "precision of passes"
@@ -123,6 +124,9 @@ class StepWatch:
             self._boundary.remark("gradients", "a pass ran with other tensors in place of the parameters")
             return True
         if self.stepped or self._pass_versions is None or self._pass_versions == self.versions():
+            return False
+        if is_partitioned(self._model.parameters()):
+            # ZeRO-3 writes parameters whenever it fetches them and lets go of them.
             return False
         self.foreign = True
         self._boundary.remark("gradients", "they were taken at other weights than those of the step, as by SAM")
