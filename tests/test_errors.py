@@ -56,6 +56,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_an_error_says_what_was_expected_what_came_and_what_to_do(wrong: Callable[[], Any]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)) as caught:
