@@ -4,7 +4,7 @@ Four questions, each a replay of the audited pass (`Replay`):
 
     the same again      does the pass leave this residual a second time? If not, the first was corrupted.
     scaled              how large is rounding here? `noise` says how it is sampled.
-    at nearby weights   is it drawn anew if weights move by their spacing? Then it is rounding inside of kernels.
+    at nearby weights   is it drawn again if weights move by their spacing? Then it is rounding inside of kernels.
     in reference form   does the identity hold without compiler, fused attention and hand-written backward passes, or in
                         higher precision? Then one of those is at fault.
 """

@@ -1,4 +1,4 @@
-r"""What ε leaves of laws that hold up to it, measured at the norms of a running model.
+r"""The remainder that ε leaves in laws that hold up to it, measured at the norms of a running model.
 
 A law whose scale a norm forgets up to ε has the identity
 
@@ -375,7 +375,7 @@ class _Written:
                 with torch.no_grad():
                     y = (twin.forward(x) - twin.forward(torch.zeros_like(x))).double()
             except Exception:
-                # Whatever a stranger's module makes of such a call: it is not a norm of one input.
+                # User modules may raise anything here; the call is then not treated as a norm of one input.
                 return None
             values = x - x.mean(-1, keepdim=True) if centred else x
             expected = gain * values / (values.square().mean(-1, keepdim=True) + epsilon).sqrt()

@@ -110,7 +110,7 @@ def _not_kept(
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else soft
             if any(change.holds is False and change.change > bound * change.half for change in changes):
-                text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is no law here"
+                text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is not a law here"
                 result[symmetry.name] = (f"{EITHER}: {text}",)
     except Exception:
         # A model that cannot be called again decides nothing.

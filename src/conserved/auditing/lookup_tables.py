@@ -2,7 +2,7 @@
 
 An embedding's `padding_idx` row takes part in the forward pass and gets no gradient from it. A law that scales the
 table is then one only while that row is zero, and a law that adds up the rows of a table is none. `max_norm` writes to
-rows as they are looked up, `scale_grad_by_freq` divides gradients by how often a row occurs; no law survives either.
+rows as they are looked up, `scale_grad_by_freq` divides gradients by the count of a row; both break every law.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conserved.symmetry import Leg, Symmetry, whole
 
 Loses = Callable[[Symmetry, Leg], str]
-"""Why a symmetry with a leg on a table is no law; empty if it is one."""
+"""Why a symmetry with a leg on a table is not a law; empty if it is one."""
 
 
 def tables(model: nn.Module) -> dict[str, Loses]:
@@ -34,7 +34,7 @@ def tables(model: nn.Module) -> dict[str, Loses]:
 
 
 def lost(symmetry: Symmetry, losses: dict[str, Loses]) -> str:
-    """Return why a symmetry is no law of a model with these tables; empty if it is one."""
+    """Return why a symmetry is not a law of a model with these tables; empty if it is one."""
     reasons = (losses[leg.view.parameter](symmetry, leg) for leg in symmetry.legs if leg.view.parameter in losses)
     return next(filter(None, reasons), "")
 

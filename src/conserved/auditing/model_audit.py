@@ -285,7 +285,7 @@ def _sensitivity(case: PassIdentities, used: torch.dtype, *, replayed: bool) -> 
     if gradients is None:
         return None
     terms = of_legs(case.backward.laws.plan, points, gradients)
-    # A wrong factor is told from rounding by its direction, down to twice the residual that is there without it.
+    # Its direction distinguishes a wrong factor from rounding, down to twice the residual that is there without it.
     factors = np.maximum(case.measurement.floors, 2 * np.nan_to_num(case.measurement.residuals))
     limits = case.limits
     if not replayed:

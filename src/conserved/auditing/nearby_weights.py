@@ -5,7 +5,7 @@ the reference form at random samples what storing results does, and not what hap
 backward of flash attention takes its softmax correction from an output that was rounded in the forward pass. That error
 is the same in every pass, and linear in the output gradient, so that scaling does not show it either.
 
-Moving every weight by about one unit of its rounding draws all of these errors anew, while the e of a defect is a
+Moving every weight by about one unit of its rounding draws all of these errors again, while the e of a defect is a
 smooth function of θ and stays: e(θ') − e(θ) is a sample of two roundings. The gradient itself changes by much more than
 its rounding; that cancels, because the reference is computed at θ' as well. What is left of a defect is its own change.
 A wrong factor f on a row, e = fW, changes by f(W' − W): this is subtracted, with f fitted to e. Of rounding, which lies

@@ -1,4 +1,4 @@
-"""Every call of a norm function of PyTorch, told while it happens, and what ε leaves of the scale it forgets."""
+"""Record every call of a norm function of PyTorch, and the part of a scale that its ε preserves."""
 
 from __future__ import annotations
 

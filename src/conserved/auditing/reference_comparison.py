@@ -428,7 +428,7 @@ def foreign_gradients(
     Kernels that add in another order every time give other gradients when they are run again. If such a program also
     selects (experts, say), rounding decides between equals, and two passes need not be near each other: nothing is
     compared then. Some kernels do so once in many passes, so that a few repetitions agree. Such a pass changes rows by
-    little wherever its gradient goes on to, and what rounding every result anew explains of them is not foreign. A
+    little wherever its gradient goes on to, and what rounding every result again explains of them is not foreign. A
     defect changes its own rows, and others not at all.
 
     Args:

@@ -40,7 +40,7 @@ class Findings:
 
     rank: Independence
     laws: Independence | None
-    """None if there are no laws."""
+    """None if there are not laws."""
     tiers: tuple[Status, ...]
     """For each symmetry how well its laws are known: PROVED, VERIFIED, or INCONCLUSIVE if they are not."""
     patterns: int

@@ -319,7 +319,7 @@ class RandomFields:
 
 
 def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Input], seed: int) -> RandomFields:
-    """Return fields at random points near θ and near the inputs: a law of another region is no law here."""
+    """Return fields at random points near θ and near the inputs: a law of another region is not a law here."""
     rng = random.Random(seed)
     points, fields = [], []
     if not inputs:
@@ -349,7 +349,7 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
     """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points allow; near zero for a law.
 
     Infinite where they are too wide to say anything, and where one of them does not contain zero: however small
-    ⟨∇h, X⟩ is against the largest entry of X, h is then no law.
+    ⟨∇h, X⟩ is against the largest entry of X, h is then not a law.
     """
     if sampled.undecided:
         return float("inf")
@@ -364,7 +364,7 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
 
 
 def departure(form: Form, sampled: RandomFields) -> float:
-    """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
+    """Return the largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is not a law."""
     return max(
         (float(moved.abs_lower()) / size for moved, size in _products_at_points(form, sampled) if size > 0), default=0.0
     )

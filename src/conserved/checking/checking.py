@@ -71,7 +71,7 @@ def check(
             JAX make `fn` a function of JAX, whose `jax.vjp` is checked.
         names: names of the floating-point inputs, where the signature has none.
         seed: the seed of all random numbers, including those the function draws: it is set before every call.
-        seconds: time after which no further test is begun.
+        seconds: time after which no further test is started.
         compiled: whether the function under torch.compile is held against itself too; a backend's name, or True for
             "inductor". Compiling takes seconds to minutes.
         grad: the output gradient to start from, of the run whose kernel is looked at, one for each differentiable

@@ -1,7 +1,7 @@
 """Inputs that random numbers of size one do not reach: large, tiny, sparse, sorted, one-hot, constant, far from zero.
 
 Each kind of input is tried with several output gradients, along lines that move all inputs at once: the gradient of the
-function there must be that of the gradient. Output gradients that weigh each output by the inverse of its size make
+function there must be that of the gradient. Output gradients that weight each output by the inverse of its size make
 small outputs (probabilities of 1e-6) count as much as large ones.
 """
 
@@ -296,7 +296,7 @@ def _persists(
 
     Errors of several kinks between the points can cancel in both differences that show them; along another line they
     do not, and a wrong gradient is wrong there too. The line goes through slightly larger inputs of the same kind,
-    where everything is rounded anew: a difference of numbers near one, such as 1 − p, is off by the same amount in
+    where everything is rounded again: a difference of numbers near one, such as 1 − p, is off by the same amount in
     every pass at one point.
     """
     values = [(wide(value) * _LARGER).to(value.dtype) for value in values]

@@ -32,7 +32,7 @@ _TYPICAL = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingSpread:
-    """How outputs and gradients vary when intermediate results are rounded anew.
+    """How outputs and gradients vary when intermediate results are rounded again.
 
     Attributes:
         outs: the standard deviation of each output, by row.
@@ -80,7 +80,7 @@ class _RoundAtRandom(TorchDispatchMode):
 def rounding_spread(
     function: NumericalFunction, values: Sequence[Tensor], gradients: Sequence[Tensor], unit: float
 ) -> RoundingSpread:
-    """Measure how outputs and gradients of a function vary when every intermediate result is rounded anew.
+    """Measure how outputs and gradients of a function vary when every intermediate result is rounded again.
 
     Args:
         function: the function; where it is compiled, it is run as it was written.

@@ -101,7 +101,7 @@ def command(panel: str) -> Callable[[T], T]:
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 LOSSES = ("any", "regression", "cross_entropy")
-"""Those of `conserved.recognize`, said here so that `--help` need not load it; a test holds the two equal."""
+"""The losses of `conserved.recognize`, repeated here so that `--help` need not load it; a test holds the two equal."""
 
 DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 

@@ -23,7 +23,7 @@ Model = Annotated[
 NewFolder = Annotated[Path | None, typer.Option("-o", "--output", help="folder to write the moved checkpoint to")]
 
 SEVERAL = 6.0
-"""How many samples of rounding two checkpoints of one model may differ by, as each move rounds them anew."""
+"""How many samples of rounding two checkpoints of one model may differ by, as each move rounds them again."""
 
 
 def check_folder(folder: Path) -> Path:

@@ -60,7 +60,7 @@ def watch(
 
 
 def report_server(store: Path, port: int, every: float) -> ThreadingHTTPServer:
-    """Return a server of one page, made anew when the store has changed."""
+    """Return a server of one page, made again when the store has changed."""
     made: dict[str, Any] = {}
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What was found, a sentence for each chapter, each computed from the records in the store."""
+"""Findings, one sentence for each chapter, computed from the records in the store."""
 
 from __future__ import annotations
 

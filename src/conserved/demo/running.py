@@ -35,7 +35,7 @@ class OccupiedError(InvalidInputError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What the demonstration left behind and found."""
+    """The files and findings of the demonstration."""
 
     store: Path
     report: Path
@@ -51,7 +51,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """What it does in words, how long that takes on two quiet cores, and the function that does it."""
+    """A description, the duration on two idle cores, and the function that runs it."""
 
     title: str
     seconds: int
@@ -133,7 +133,7 @@ def _finish(store: Path, report: Path, lines: list[str], seconds: float) -> Demo
 
 
 def _prepare(store: Path, settings: Settings) -> set[str]:
-    """Begin anew unless an interrupted run of these settings can go on; what is there of it already."""
+    """Begin again unless an interrupted run of these settings can go on; what is there of it already."""
     # How many processes share the work makes no difference to what comes out.
     asked = {key: value for key, value in asdict(settings).items() if key != "workers"} | {"version": __version__}
     stored: Mapping[str, Any] = {}

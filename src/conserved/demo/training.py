@@ -97,7 +97,7 @@ class DemoTask:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """What a training run showed: losses, and for every step the identity that is furthest beyond rounding."""
+    """The record of a training run: losses, and for every step the identity that is furthest beyond rounding."""
 
     losses: list[float] = field(default_factory=list)
     excess: list[float] = field(default_factory=list)

@@ -6,7 +6,7 @@ copies of it. What is inferred this way holds for the whole program if every sum
 a replicated parameter is one leg, a parameter in pieces is a leg on each process.
 
 An exchange that deals out parts of an axis (all_to_all, reduce_scatter) gives every process other entries. It is
-followed where these entries are not told apart by any law, as tokens are not, and fixes its input otherwise.
+followed where these entries are not distinguished by any law, as tokens are not, and fixes its input otherwise.
 
 A message to one process is matched with one that is received: in a ring every process gets what its neighbour has in
 the place of its own. Where processes only send or only receive, as stages of a pipeline do, one process does not show

@@ -43,7 +43,7 @@ class Derivation:
         self._modules: dict[str, frozenset[str]] | None = None
 
     def dropped(self, laws: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
-        """Yield what is no law: parameters that none moves, then spaces of others, each with the operation that ended
+        """Yield what is not a law: parameters that none moves, then spaces of others, each with the operation that ends
         it.
         """
         moved = {name for symmetry in laws for name in symmetry.parameters}

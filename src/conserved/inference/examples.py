@@ -18,7 +18,7 @@ LENGTH = 8
 
 
 class NoExampleError(InvalidInputError, ValueError):
-    """How a model is called cannot be told from the model."""
+    """Raised if example inputs are needed and cannot be made up for a model."""
 
 
 def example_inputs(model: nn.Module) -> Iterator[ModelCall]:

@@ -88,7 +88,7 @@ def traded_laws(engine: Engine, regions: Sequence[Region]) -> list[UnnamedSymmet
             if not solution.soft[free]:
                 columns[free][row + motions.starts[number] + position] = value
     echelon = Echelon()
-    # Solutions that move no side are those of one system alone; the others are told apart by their sides.
+    # Solutions that move no side are those of one system alone; the others are distinguished by their sides.
     order = sorted(columns, key=lambda free: (free in live, free))
     if len(order) > MOST_SOLUTIONS:
         order = [free for free in order if free in live]

@@ -319,7 +319,7 @@ class _State:
         """Tensors and arrays of NumPy that were met."""
 
     def of(self, value: Any) -> Any:
-        """Return what of an object and what it holds may be told apart; tensors are values of the program."""
+        """Return what of an object and what it holds may be distinguished; tensors are values of the program."""
         if isinstance(value, enum.Enum):
             return (type(value).__name__, value.name)
         if isinstance(value, _PLAIN):

@@ -75,7 +75,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
         **kwargs: more example inputs, by name.
 
     Returns:
-        A `LawSet`. `.dropped` names symmetries that are no laws and the operation that breaks each, `.unknown` the
+        A `LawSet`. `.dropped` names symmetries that are not laws and the operation that breaks each, `.unknown` the
         operations without a rule; `.explain(name)` gives the derivation of a law.
 
     Raises:

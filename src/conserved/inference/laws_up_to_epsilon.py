@@ -67,7 +67,7 @@ class ForgottenScales:
         """Return every normalisation through which a law up to ε passes.
 
         Raises:
-            UnsolvedError: if the law's motion cannot be told from the typing.
+            UnsolvedError: if the typing does not determine the motion of the law.
 
         """
         if symmetry.name not in self._parts or not symmetry.kind.positive:

@@ -55,7 +55,7 @@ class FirstCall:
             loss: the loss for which laws are inferred, as for `recognize`.
         """
         wanted = called if model is None else model
-        # Weakly: whoever keeps this by the model would keep the model.
+        # Weak reference, to avoid a cycle through the model.
         self._model = weakref.ref(wanted)
         self.loss = loss
         self.call: ModelCall | None = None
@@ -335,7 +335,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Walk:
-    """The modules of a model, to be visited again without looking for them: those that hold parts are told apart."""
+    """The modules of a model, to be visited again without looking for them: those that hold parts are distinguished."""
 
     modules: tuple[weakref.ref[nn.Module], ...]
     """Weakly: a module that was taken out of the model is not kept by it."""

@@ -1,4 +1,4 @@
-"""How far the reading of a program's laws has come, for whoever announces it on another thread."""
+"""Progress of inferring a program's laws, for a status line on another thread."""
 
 from __future__ import annotations
 

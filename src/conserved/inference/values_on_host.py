@@ -1,4 +1,4 @@
-"""What constants hold in a program that runs on the meta device: they are computed on the host, and nothing else is."""
+"""Values of constants in a program that runs on the meta device. Only these are computed on the host."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def from_class(model_class: Any, options: Mapping[str, Any], *, empty: bool = Tr
 
 
 def _replace_options(config: Any, options: Mapping[str, Any], rest: Mapping[str, Any]) -> Any:
-    """Return a config with some entries replaced, built anew with the rest so that what depends on them follows."""
+    """Return a config with some entries replaced, built again with the rest so that what depends on them follows."""
     unknown = [name for name in options if not hasattr(config, name)]
     if unknown:
         raise BadConfigError(f"{type(config).__name__} has no option {unknown[0]!r}.")

@@ -46,7 +46,7 @@ def _silent(module: Any) -> Iterator[None]:
 class LightningConservation(Callback):
     """`lightning.Trainer(callbacks=[LightningConservation()])`, with automatic optimization.
 
-    Gradients are audited before the optimizers use them, and clipping by value is told apart from a wrong gradient.
+    Gradients are audited before the optimizers use them, and clipping by value is distinguished from a wrong gradient.
     References are part of Lightning's checkpoints.
 
     Args:

@@ -17,7 +17,7 @@ from conserved.tracking import Monitor
 def sinks_of(args: Any) -> list[Sink]:
     """Return sinks that write beside the Trainer's own loggers, as often as those.
 
-    They have begun before callbacks of users.
+    They have started before callbacks of users.
 
     Args:
         args: the Trainer's arguments, of which `report_to`, `output_dir` and `logging_steps` are read.
@@ -46,7 +46,7 @@ def _sinks_in(names: set[str], output: Path) -> Iterator[Sink]:
 
 
 def _tensorboard_folder(output: Path) -> Path | None:
-    """Return the folder that the Trainer's TensorBoard callback has just begun to write to."""
+    """Return the folder that the Trainer's TensorBoard callback has just started to write to."""
     chosen = os.environ.get("TENSORBOARD_LOGGING_DIR")
     if chosen:
         return Path(chosen).expanduser()

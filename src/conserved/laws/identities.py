@@ -304,7 +304,7 @@ def _suspects(
 
 
 def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: Tensors) -> NDArray[np.float64]:
-    """Return the norms, with those computed anew that are zero or infinite because squares are."""
+    """Return the norms. Those that are zero or infinite because squares under- or overflow are computed again."""
     odd = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if not len(odd):
         return lengths

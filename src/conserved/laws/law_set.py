@@ -489,7 +489,7 @@ class LawSet:
             The law set, without a derivation.
 
         Raises:
-            ValueError: the file holds no law set; one line that names the file.
+            ValueError: the file does not hold a law set; one line that names the file.
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ def verify(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tens
     """Run one backward pass of `loss_fn()` and test every identity against the rounding of that pass."""
     names = list(laws.plan.needs)
     if not names:
-        return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
+        return Verdict(status=Verdict.INCONCLUSIVE, message="There is not a law to verify.")
     still = [name for name in names if not theta[name].requires_grad]
     if still:
         raise ValueError(
@@ -180,7 +180,7 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
 
 
 def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
-    """Return why nothing can be said of a law with a parameter that shares memory with another one."""
+    """Return why a verdict is impossible for a law with a parameter that shares memory with another one."""
     for name in symmetry.parameters:
         if name in beside:
             message = (

@@ -13,7 +13,7 @@ part of a sum, is a law of the group:
     μ(θ, G) = Σ_{same legs} μ_ℓ + Σ_{processes} Σ_{other legs} μ_ℓ = 0
 
 with gradients as they are after all reductions. A process's own sums satisfy it exactly when a reduction is missing, so
-that nothing is said of it from one piece. Where doubtful, legs are added up: if a law holds on every process, so does
+that one piece does not decide it. Where doubtful, legs are added up: if a law holds on every process, so does
 the sum.
 """
 

@@ -25,7 +25,7 @@ class BatchLeg:
     view: View
     reading: Reading
     layout: Layout | None
-    """Where its entries lie in memory, if that can be said with a few strides."""
+    """Where its entries lie in memory, if a few strides describe it."""
 
     @staticmethod
     def of(view: View, batch: tuple[int, ...] = ()) -> BatchLeg:

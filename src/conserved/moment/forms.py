@@ -68,7 +68,7 @@ class WantedNumbers:
 
 @dataclass(frozen=True, slots=True)
 class ProductList:
-    """What is multiplied for some pairs of sources, and how the products are added up."""
+    """The products for some pairs of sources, and how they are added up."""
 
     rows: tuple[tuple[int, int | None], ...]
     """Of a source, the row of every unit; None stands for all rows."""

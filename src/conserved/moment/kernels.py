@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""What kernels read; they add up in float32."""
+"""Dtypes that kernels read; they add up in float32."""
 
 
 @triton.jit

@@ -43,7 +43,7 @@ LegTensors = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ProgramLeg:
-    """What legs must share for their results to lie next to each other."""
+    """The key that legs share if their results lie next to each other."""
 
     products: Products
     degree: Degree
@@ -99,7 +99,7 @@ class LegResults:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """What entries must share to be read by one launch."""
+    """The key that entries share if one launch reads them."""
 
     outer: bool
     tile: Tile

@@ -1,4 +1,4 @@
-r"""What ε leaves of the scale of rows that a norm divides by their size: one pass over what it read and what came back.
+r"""The part of the scale of rows that the ε of a norm preserves: one pass over what it read and what came back.
 
 A norm gives y = g ∘ x/√(s + ε), with s the mean square of a row x, whose mean is taken away before if the norm centres.
 Along the scale of the row its derivative is ε/(s + ε) y, where without ε it would be zero; so with D = ∂L/∂y each row

@@ -39,7 +39,7 @@ _SMALL = 1 << 15
 """Legs of at most this many entries are concatenated across parameters."""
 
 _SINGLE = (None, torch.float32)
-"""What kernels compute in."""
+"""Dtypes that kernels compute in."""
 
 
 @dataclass(frozen=True, eq=False)

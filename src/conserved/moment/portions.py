@@ -152,7 +152,7 @@ def together(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PortionProgram:
-    """What kernels read of a portion, and which legs each block of results is of."""
+    """The tensors of a portion that kernels read, and the leg of each block of results."""
 
     program: LegProgram
     legs: tuple[tuple[tuple[LegPlace, ...], int], ...]

@@ -1,4 +1,4 @@
-"""What moment maps are taken of: points, directions, and readers that hand out a few parameters at a time.
+"""Arguments of moment maps: points, directions, and readers that supply a few parameters at a time.
 
 All that is known of a symmetry is a sum over pairs of sources: its law is the pair (θ, θ), its identity (θ, G), the
 drift of a step (θ, U), (U, θ) and (U, U). A source is a collection of tensors of the parameters' shapes that knows

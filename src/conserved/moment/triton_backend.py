@@ -31,7 +31,7 @@ LARGEST = 128
 """Rows of a leg whose outer product fits one tile."""
 
 TYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-"""What kernels read; they add up in float32."""
+"""Dtypes that kernels read; they add up in float32."""
 
 
 @cache

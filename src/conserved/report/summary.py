@@ -42,7 +42,7 @@ def headlines(contents: Contents) -> tuple[Headline, ...]:
 def verdict_line(contents: Contents) -> tuple[Status, str]:
     """Return the report in one line.
 
-    What is wrong if anything is, otherwise what was shown and for how much of the model.
+    List the failures if there are any; otherwise what was verified, and for how much of the model.
     """
     decided = [item for item in headlines(contents) if item.status is not None]
     status = overall(*(item.status for item in decided if item.status is not None))

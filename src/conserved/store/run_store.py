@@ -272,7 +272,7 @@ class RunStore:
         return AlarmGroups(self.alarms(run)).all
 
     def state(self, run: str) -> str:
-        """Return what the monitor of the run of this name was last doing, in words; empty if it never said."""
+        """Return the last state that the monitor of this run recorded, as text; empty if it recorded none."""
         return str(self.documents("state").get(run, {}).get("state", ""))
 
     def reference(self, run: str) -> dict[str, Tensor]:

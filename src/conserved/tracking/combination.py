@@ -19,7 +19,7 @@ Scalar = int | float | Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Combination:
-    """Σ coefficient · tensor; tensors are told apart by identity."""
+    """Σ coefficient · tensor; tensors are distinguished by identity."""
 
     terms: Mapping[int, tuple[Scalar, Tensor]] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from conserved.tracking.ledger import LawStack, StepAccount, rounding
 
 @dataclass(slots=True, kw_only=True)
 class RunningTotals:
-    """What a stack carries from step to step."""
+    """The state that a stack keeps between steps."""
 
     reference: Float[Tensor, "laws numbers"]
     """The laws when watching began."""
@@ -41,7 +41,7 @@ class RunningTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scales:
-    """What does not change during a run: denominators, rounding errors, and which laws the gradient may move."""
+    """Constants of a run: denominators, rounding errors, and which laws the gradient may move."""
 
     denominators: Float[Tensor, "laws units"]
     multiplicities: Float[Tensor, " numbers"]

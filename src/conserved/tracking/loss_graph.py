@@ -23,7 +23,7 @@ def reaches_beside(loss: Tensor, outputs: Sequence[Any], parameters: Iterable[Te
         True for a penalty on the weights or a loss on features inside the model. False if no such way was found.
     """
     ends = {id(parameter) for parameter in parameters}
-    # Nodes are kept: those of C++ are wrapped anew when they are asked for, and a wrapper's identity is used again.
+    # Nodes are kept: those of C++ are wrapped again when they are asked for, and a wrapper's identity is used again.
     seen, waiting = {id(node): node for node in outputs}, [loss.grad_fn]
     while waiting and len(seen) < MOST:
         node = waiting.pop()

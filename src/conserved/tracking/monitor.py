@@ -74,7 +74,7 @@ _UNSEEN = 3
 """Steps without a call of the model after which its laws are no longer waited for."""
 
 _READ_AGAIN = 8
-"""How often the laws may be read anew in a run, because parameters were frozen, unfrozen or replaced."""
+"""How often the laws may be read again in a run, because parameters were frozen, unfrozen or replaced."""
 
 
 class Monitor(RunResults):
@@ -84,7 +84,7 @@ class Monitor(RunResults):
     besides the laws themselves no memory is held, except where an optimizer's rule needs the parameters from before
     (`memory()` says how much). On a GPU nothing waits for the device; records reach the sinks a step or two later.
 
-    Whatever fails inside turns a part of the monitor off and never reaches the training loop: `state` says what it is
+    A failure inside turns a part of the monitor off and never reaches the training loop: `state` says what it is
     doing. `MonitorConfig(strict=True)` raises instead.
     """
 
@@ -740,7 +740,7 @@ class Monitor(RunResults):
     def before_clipping(self) -> None:
         """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
 
-        Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
+        Clipping all gradients by one factor, as `clip_grad_norm_` does, moves laws at second order only.
         With a gradient scaler, call it after `unscale_`.
         """
         # What is clipped by value satisfies no identity: the audit of this step is now.
@@ -761,7 +761,7 @@ class Monitor(RunResults):
             self._boundary.attempt("closing", self._identities.close)
             alarms = self._identities.take_alarms()
             if not self._boundary.off(STEP):
-                # Steps that were not told to identities look like writes of something else.
+                # Steps that identities do not know of look like outside writes.
                 self._boundary.attempt("closing", self._records.raise_at_once, alarms)
         self._boundary.attempt("closing", self._records.raise_at_once, self._waiting)
         self._waiting = ()

@@ -1,4 +1,4 @@
-"""What a monitor can be told beyond its common arguments."""
+"""Settings of a monitor beyond its common arguments."""
 
 from __future__ import annotations
 

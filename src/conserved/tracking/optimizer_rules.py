@@ -180,7 +180,7 @@ def rule_of(optimizer: Optimizer) -> Rule:
 
 
 def _generic(step: ParameterStep) -> Update:
-    """Return U = θ − θ', whatever made it; its causes are not told apart."""
+    """Return U = θ − θ', whatever made it; its causes are not distinguished."""
     assert step.before is not None
     work = torch.promote_types(step.parameter.dtype, torch.float32)
     moved = step.before.to(work) - step.parameter.detach().to(work)
@@ -230,7 +230,7 @@ def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
 
 
 def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
-    """Return what Adam's averages, begun at zero, are too small by: m̂ = m/c₁ and √v̂ = √v/c₂."""
+    """Return what Adam's averages, which start at zero, are too small by: m̂ = m/c₁ and √v̂ = √v/c₂."""
     count = _number(step.state["step"]) if step.count is None else step.count
     beta1, beta2 = step.group["betas"]
     return 1 - beta1**count, (1 - beta2**count) ** 0.5

@@ -364,7 +364,7 @@ class OptimizerWatch:
     def _start(self, watched: _Watched) -> None:
         """Prepare for a step."""
         if watched.depth and _running(watched.optimizer) <= 1:
-            # The last step ended with an exception, and nothing was told of its end.
+            # The last step ended with an exception, so that its end was not seen.
             watched.depth = 0
         if watched.depth == 0:
             self._notice_conversion()

@@ -1,4 +1,4 @@
-"""Laws that one process can account for: those of which all legs lie on it. Laws that several can test together."""
+"""Laws whose legs all lie on one process, which accounts for them, and laws that several processes test together."""
 
 from __future__ import annotations
 

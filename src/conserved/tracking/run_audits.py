@@ -66,7 +66,7 @@ class Audits:
     """Audits the gradients of a run just before an optimizer uses them.
 
     With `every="auto"`, in the steps that the budget allows to look at (`TimeBudget`). The first step is always
-    audited, and the first after anything that `expect` is told of.
+    audited, and the first after every call of `expect`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Audits:
         if alone():
             self._left.follow(self._following)
         if not self._hooks or _compiled(self._model):
-            # Compiled code runs no hooks, and wrapping a function it calls would compile it anew.
+            # Compiled code runs no hooks, and wrapping a function it calls would compile it again.
             return
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
         self._armed.enter_context(keys_seen(self._model, self._gauge.see, self._gauge.attention_precision))
@@ -198,7 +198,7 @@ class Audits:
         self._mixed = True
 
     def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record a forward pass that has begun already: the one whose inputs laws were inferred from."""
+        """Record a forward pass that has started already: the one whose inputs laws were inferred from."""
         self._pass.begin(args, kwargs)
 
     def before_step(self, step: int) -> Audit | None:

@@ -1,4 +1,4 @@
-"""What can be asked of a monitored run: its laws, alarms and audits, the account, theory, figures."""
+"""The results of a monitored run: its laws, alarms and audits, the account, theory, figures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RunResults:
 
     @property
     def state(self) -> str:
-        """What the monitor is doing: "watching", or which parts of it are off, since when and why."""
+        """The state of the monitor: "watching", or which parts of it are off, since when and why."""
         off = {condition.stage for condition in self.conditions if condition.off}
         texts = [str(condition) for condition in self.conditions]
         if self.waiting and LAWS not in off:

@@ -32,7 +32,7 @@ SlotWeights = dict[Slot, Scalar]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Coefficients:
-    """What a step makes of its tensors; parameters that are stepped alike share one such object."""
+    """The effect of a step on its tensors; parameters with the same coefficients share one object."""
 
     before: tuple[Scalar, ...]
     total: tuple[Scalar, ...]

@@ -1,4 +1,4 @@
-"""What a training loop did in the step under way: passes, gradients, autocast, the order of calls."""
+"""A record of the current step of a training loop: passes, gradients, autocast, the order of calls."""
 
 from __future__ import annotations
 

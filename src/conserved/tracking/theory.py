@@ -1,4 +1,4 @@
-"""What theory says about a run as a whole, held against what the run did.
+"""Predictions of theory for a whole run, compared with the run.
 
 - Equation (9) of the paper: |h(θ_k) − h(θ_0)| ≤ (C_h C_L / 2) Σ τ_i² for (stochastic) gradient descent. C_h bounds the
   curvature of the law, which for the entries of μ(θ, θ) is twice the largest degree of a leg (and zero for a linear

@@ -44,7 +44,7 @@ _PAYS = 0.25
 """Share of the allowance that pays debts, if there are any: usual looks are then a third further apart."""
 
 _REVISED = 64
-"""Steps after which processes agree anew, once the powers of two below are past."""
+"""Steps after which processes agree again, once the powers of two below are past."""
 
 
 def check_budget(share: float) -> None:
@@ -130,7 +130,7 @@ class TimeBudget:
         self._balance = min(self._balance - spent, 0.0) + self.allowance
 
     def revises(self, step: int) -> bool:
-        """Return whether processes agree anew after this step: at powers of two, then every 64 steps."""
+        """Return whether processes agree again after this step: at powers of two, then every 64 steps."""
         if not self.together or step < 2:
             return False
         return step % _REVISED == 0 or (step < _REVISED and _is_power_of_two(step))

@@ -18,7 +18,7 @@ Signature = tuple[Any, ...]
 """The identity, the shape and whether it is trained, of every parameter: laws depend on all of it."""
 
 Outline = tuple[Hashable, tuple[torch.Size, ...]]
-"""What is compared in every step, before the signature is."""
+"""The values that are compared in every step, before the signature."""
 
 
 def signature(model: nn.Module) -> Signature:

@@ -1,4 +1,4 @@
-"""Which laws of which model a monitor watches, and the parameters and optimizers they are bound to."""
+"""Select the laws that a monitor watches, and bind them to parameters and optimizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Where = str | Iterable[str] | Callable[[Symmetry], bool]
 
 
 class NoLawError(ConservedError, ValueError):
-    """There is no law to watch, and the message says why."""
+    """There is not a law to watch, and the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

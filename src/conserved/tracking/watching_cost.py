@@ -1,4 +1,4 @@
-r"""What it costs on a device to watch the passes of a step: hooks launch work that no clock of the host sees.
+r"""Estimate the device time of watching the passes of a step: no clock of the host sees work that hooks launch.
 
 Let a step take p seconds and one whose passes are watched (1 + r)p. An audit waits for the device, so that from the end
 of an audit to the beginning of the next, n steps later, T_n = (n + r)p passes. So p = (T_n − T_1)/(n − 1) and

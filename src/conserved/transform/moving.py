@@ -199,7 +199,7 @@ def write(view: View, tensor: Tensor, matrix: Tensor) -> None:
 
 
 def notes(symmetries: Iterable[Symmetry]) -> list[str]:
-    """Return what has to be said about moving along these symmetries, one line for each kind of caveat."""
+    """Return caveats of moving along these symmetries, one line for each kind."""
     several: dict[str, list[str]] = defaultdict(list)
     for symmetry in symmetries:
         if not symmetry.exact:

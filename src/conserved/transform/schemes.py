@@ -185,7 +185,7 @@ def fit_to_scheme(
         ignore: names of modules that are not rounded.
         seed: the seed of random rotations.
         apply: whether to move the target; otherwise nothing is written.
-        report: a function that is told each objective before it is tried.
+        report: a function that is called with each objective before it is tried.
         **kwargs: more example inputs, by name.
 
     Returns:

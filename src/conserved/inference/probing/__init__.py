@@ -1,4 +1,4 @@
-"""Which symmetries a function has of which nothing is known but its values: its inputs are moved."""
+"""Find symmetries of a black-box function by moving its inputs."""
 
 from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg
 from conserved.inference.probing.numerical_function import UncheckableError

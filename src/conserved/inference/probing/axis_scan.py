@@ -141,7 +141,7 @@ _UP, _BOTH = (1.0, 2.0), (-2.0, -1.0, 1.0, 2.0)
 """Powers of two to move by; none is zero, for an entry that does not move proves nothing."""
 
 _MOST_ROUNDS, _MANY_COORDINATES = 16, 64
-"""Random moves that confirm a symmetry; up to how many coordinates all pairs of them are told apart."""
+"""Random moves that confirm a symmetry; up to how many coordinates all pairs of them are distinguished."""
 
 _SMALL_SHIFT, _SMALL_SHIFT_COARSE = 5 * 2.0**-12, 5 * 2.0**-6
 """A shift, relative to the size of an input, that is no power of two: thousands of roundings in single precision, ten

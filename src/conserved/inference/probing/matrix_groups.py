@@ -95,7 +95,7 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
 
 
 def _by_batch(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry:
-    """Return the rotation chosen anew for every index of leading axes that all legs share, where that holds too."""
+    """Return the rotation chosen again for every index of leading axes that all legs share, where that holds too."""
     shapes = [scanner.tensors[leg.name].shape for leg in symmetry.legs]
     shared = [axis for axis in range(min(map(len, shapes)) - 1) if len({shape[axis] for shape in shapes}) == 1]
     axes: list[int] = []

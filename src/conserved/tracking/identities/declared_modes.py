@@ -25,7 +25,7 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 _SAID = "reported"
 
 _SEEDED, _SEEDED_STEPS = 3, 8
-"""Steps in a row that begin with the same random numbers, after which it is said; and steps in which that is asked."""
+"""Steps in a row that begin with the same random numbers, after which it is reported; and steps that are tested."""
 
 
 class _DropoutSeen(TorchFunctionMode):

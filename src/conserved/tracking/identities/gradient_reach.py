@@ -13,7 +13,7 @@ from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, grouped_parameters
 
 _SEEN, _MISSING = 2, 2
-"""Steps in a row in which a parameter had a gradient, and steps in a row without one after which it is said."""
+"""Steps in a row in which a parameter had a gradient, and steps in a row without one after which it is reported."""
 
 _SHARE = 0.25
 """Share of an optimizer's entries without a gradient from which on a part is not just an output that nobody uses."""
@@ -35,7 +35,7 @@ class GradientReach(StepIdentity):
         """By parameter without a gradient in the first step: name, tensor, module."""
         self._handles: list[Any] = []
         self._graded = False
-        """Whether the pass under way was begun with gradients."""
+        """Whether the pass under way was started with gradients."""
         self._ran: set[int] = set()
         """Modules of suspects that ran in such a pass."""
         self._disabled: set[int] = set()

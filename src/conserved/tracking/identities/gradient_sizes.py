@@ -20,7 +20,7 @@ _HISTORY = 32
 """Steps that a norm is compared with."""
 
 _LEAST = 12
-"""Steps before anything is said."""
+"""Steps before anything is reported."""
 
 _SIGMAS = 6.0
 _FACTOR = math.log(100.0)
@@ -33,7 +33,7 @@ _NORMAL = 1.4826
 """σ of normal numbers over their median absolute deviation."""
 
 _ZEROS = 3
-"""Steps in a row that a gradient is zero before that is said: a batch may leave a part of a model out."""
+"""Steps in a row that a gradient is zero before it is reported: a batch may leave a part of a model out."""
 
 _DIGITS = re.compile(r"\d+")
 

@@ -28,7 +28,7 @@ _SCALED = 100.0
 """A gradient norm above which a scaler is looked for whose factor is still in it."""
 
 _FAST = 2
-"""Steps in a row in which a scheduler was stepped more than once, after which it is said."""
+"""Steps in a row in which a scheduler was stepped more than once, after which it is reported."""
 
 _ENDS = ("T_max", "T_0", "total_steps", "total_iters", "step_size", "milestones", "step_size_up")
 """Attributes of schedulers that count steps: whoever wrote them down had a number of steps of the optimizer in mind.
@@ -43,7 +43,7 @@ _INFINITE, _SEARCH = 3, 20
 """Steps in a row that a scaler may skip: at scales below one, and while it looks for its scale."""
 
 _SKIPPED = 2
-"""Steps in a row without an optimizer step, gradients cleared in between, after which it is said."""
+"""Steps in a row without an optimizer step, gradients cleared in between, after which it is reported."""
 
 _ENTRIES = 16
 """Entries of each weight that say whether it moved."""
@@ -58,7 +58,7 @@ _COUNTS = 8
 """Tensors whose step count is read."""
 
 _RATELESS = 2
-"""Steps in a row at a rate of exactly zero after which it is said; a warm-up has one."""
+"""Steps in a row at a rate of exactly zero after which it is reported; a warm-up has one."""
 
 _NO_RATE, _EARLY_STEPS = 1e-9, 32
 """A falling rate at which steps move next to no weight in float32, and the steps in which no schedule is that far."""
@@ -91,7 +91,7 @@ class LoopOrder(StepIdentity):
         self._rates: dict[int, float] = {}
         """By optimizer, the largest rate of its last step."""
         self._reported: set[int] = set()
-        """Schedulers that something was said of."""
+        """Indices of schedulers that were reported."""
         self._advance: dict[int, int] = {}
         self._gradients: tuple[int, ...] = ()
         self._pace: dict[int, tuple[int, int]] = {}
@@ -585,7 +585,7 @@ class _Settings:
         )
 
     def begins_anew(self, now: _Settings) -> bool:
-        """Return whether training begins anew: at a higher rate, of other parameters, or from weights just written."""
+        """Return whether training begins again: at a higher rate, of other parameters, or from weights just written."""
         written = all(a != b for a, b in zip(self.versions, now.versions, strict=False))
         return now.rate > 1.5 * self.rate or now.parameters != self.parameters or written
 

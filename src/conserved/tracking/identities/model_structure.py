@@ -33,7 +33,7 @@ class ModelStructure:
 
     @cached_property
     def _volatile(self) -> bool:
-        """Whether a wrapper makes parameters anew whenever they are asked for."""
+        """Whether a wrapper makes parameters again whenever they are asked for."""
         return not {*map(id, self.parts.parameters)} >= {*map(id, self.parameters.values())}
 
     @cached_property

@@ -47,7 +47,7 @@ _FIRST = 8
 """Steps in which weights are compared again when the step ends, whatever their versions say: `.data` has none."""
 
 _CONSTANT = 2
-"""Steps for which a buffer has to be the same before a change is said."""
+"""Steps for which a buffer has to be the same before a change is reported."""
 
 
 @dataclass(slots=True, eq=False)
@@ -437,7 +437,7 @@ class OutsideWrites(StepIdentity):
         step.averages |= step.alone and 2 * len(free) > sum(trained)
         findings, self._held = self._held, None
         if findings is not None and step.restarted == (findings.step or 0) + 1:
-            # Weights drawn anew, with a new state of the optimizer.
+            # Weights drawn again, with a new state of the optimizer.
             findings = None
         before = findings is not None and sample.number > (findings.step or 0)
         if touched and (before or self._unseen):

@@ -19,7 +19,7 @@ _SIMILAR = 0.9
 """Likeness of an attribute's name to `requires_grad` from which on it is a slip."""
 
 _OTHER_NAMES = {"learning_rate": "lr", "weight_decay_rate": "weight_decay", "epsilon": "eps"}
-"""What other libraries call options of PyTorch's optimizers."""
+"""Names that other libraries use for options of PyTorch's optimizers."""
 
 _SLOW, _FAST = 0.99, 0.97
 """Rates of two averages of Adam from which on they look exchanged: the first is slow, and the second is not."""

@@ -9,7 +9,7 @@ from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
 
 _PART = 0.5
-"""The share of its largest stretch that a weight shows along the stored vectors, below which they are not its own."""
+"""The share of its spectral norm that a weight reaches along the stored vectors, below which they are not its own."""
 
 
 class SpectralVectors(StepIdentity):

@@ -58,7 +58,7 @@ _MOMENTS = (
     "begin", "before_forward", "after_forward", "before_optimizer", "with_gradients", "after_optimizer", "after_step",
     "close", "weights_given", "weights_loaded", "before_laws",
 )  # fmt: skip
-"""The methods of an identity that are told of a moment of a step."""
+"""The methods of an identity that are called at a moment of a step."""
 
 
 class StepIdentities:
@@ -87,7 +87,7 @@ class StepIdentities:
         self._boundary, self._allowance, self._earned = boundary, allowance, 0.0
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
-            # Also after a pass that raised, so that what was begun before it ends.
+            # Also after a pass that raised, so that what was started before it ends.
             called.register_forward_hook(boundary.hook(FORWARD, self._after_forward), always_call=True),
             model.register_load_state_dict_pre_hook(boundary.hook(FORWARD, self._weights_given)),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
@@ -156,7 +156,7 @@ class StepIdentities:
             self._ask("after_optimizer", optimizer)
 
     def after_step(self) -> bool | None:
-        """The loop has told the monitor of its step.
+        """Record that the loop called `Monitor.step`.
 
         Returns:
             Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written.

@@ -1,4 +1,4 @@
-"""The interface of an identity of a step, and what it is told about the step."""
+"""The interface of an identity of a step, and the record of a step that it receives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Decide = Callable[[Tensor], Iterable[StepFinding]]
 
 
 _BATCHES = 8
-"""Passes of a step whose inputs are told apart."""
+"""Passes of a step whose inputs are distinguished."""
 
 _BATCH_ENTRIES = 64
 
@@ -82,7 +82,7 @@ class TrainingStep:
     notes: list[str] = field(default_factory=list)
     """Settings that may be intended or not, for the line at the start or the end of a run."""
     remarks: list[tuple[str, str]] = field(default_factory=list)
-    """What a reader of the status should know and nobody need be alarmed by: a subject, and a sentence about it."""
+    """Remarks for the status line that are not alarms: a subject, and a sentence about it."""
     _structure: ModelStructure | None = None
     _awaited: list[tuple[int, HostCopy, Decide]] = field(default_factory=list)
 
