@@ -124,7 +124,6 @@ def test_fingerprints_see_one_bit_and_a_swap() -> None:
 def test_an_identity_that_fails_is_turned_off_and_nothing_else() -> None:
     class Failing(StepIdentity):
         name = "failing"
-        question = "Does it fail?"
 
         def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
             raise RuntimeError("as planned")
@@ -199,7 +198,7 @@ def test_gradients_cleared_through_data_are_not_stale() -> None:
 
 
 class _Costly(StepIdentity):
-    name, question, free = "costly", "Does it take five milliseconds?", False
+    name, free = "costly", False
 
     def __init__(self) -> None:
         self.asked = 0
@@ -234,3 +233,30 @@ def test_a_gradient_that_is_rounding_in_most_steps_has_no_usual_size() -> None:
     assert [one.tensor for one in sizes._judge(names, torch.tensor([1e-7, 900.0, 10.0, 5.0]).double(), 22)] == [
         "weight"
     ]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), None])
+def test_running_statistics_that_a_bad_batch_spoils_are_named(bad: float | None) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    model.register_buffer("mask", torch.full((3,), float("-inf")))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    identities = StepIdentities(model, model, [optimizer], Boundary(strict=True))
+    alarms: list[Alarm] = []
+    for number in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(6, 5)
+        if number == 1 and bad is not None:
+            # A gradient scaler makes no step with the gradients of such a batch.
+            x[0, 0] = bad
+            model(x)
+            x = torch.randn(6, 5)
+        F.cross_entropy(model(x), torch.randint(3, (6,))).backward()
+        identities.before_optimizer(optimizer, closure=False)
+        optimizer.step()
+        identities.after_optimizer(optimizer)
+        identities.after_step()
+        alarms += identities.take_alarms()
+    identities.close()
+    found = [(alarm.code, alarm.laws) for alarm in alarms if alarm.code == "statistics"]
+    assert found == ([] if bad is None else [("statistics", ("1.running_mean", "1.running_var"))])

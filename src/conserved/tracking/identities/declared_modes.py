@@ -55,7 +55,6 @@ class DeclaredModes(StepIdentity):
     """Notes mode and precision of every pass, and switches of torch at every step, and reports what changes."""
 
     name = "modes"
-    question = "Are mode and precision what they were declared to be?"
 
     def __init__(self) -> None:
         self._training: bool | None = None

@@ -63,7 +63,6 @@ class EqualReplicas(StepIdentity):
     """
 
     name = "replicas"
-    question = "Do the replicas agree?"
 
     def __init__(self) -> None:
         self._exchange: RankExchange | None = None

@@ -30,7 +30,6 @@ class FollowedAverages(StepIdentity):
     """Compares averages of the model, of which nobody tells a monitor, with the model that they should follow."""
 
     name = "averages"
-    question = "Do averages follow the model?"
 
     def __init__(self) -> None:
         self._stepped = False

@@ -28,7 +28,6 @@ class GradientReach(StepIdentity):
     """
 
     name = "reach"
-    question = "Do gradients reach what is trained?"
 
     def __init__(self) -> None:
         self._suspects: dict[int, tuple[str, Tensor, nn.Module]] = {}

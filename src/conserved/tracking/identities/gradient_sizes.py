@@ -45,7 +45,6 @@ class GradientSizes(StepIdentity):
     """Follows the norm of every gradient, on a logarithmic scale, less what all tensors have in common in a step."""
 
     name = "norms"
-    question = "Is the gradient of one tensor out of line?"
     free = False
 
     def __init__(self) -> None:

@@ -24,7 +24,6 @@ class GradientUnderflow(StepIdentity):
     """
 
     name = "underflow"
-    question = "Do gradients underflow?"
     spoils = True
 
     def __init__(self) -> None:

@@ -33,7 +33,6 @@ class HeldParameters(StepIdentity):
     """
 
     name = "parameter groups"
-    question = "Does the optimizer hold the model?"
 
     def __init__(self) -> None:
         self._signature: tuple[int, ...] | None = None

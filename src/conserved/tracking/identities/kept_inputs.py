@@ -33,7 +33,6 @@ class KeptInputs(StepIdentity):
     """
 
     name = "inputs"
-    question = "Does the model leave its inputs alone?"
 
     def __init__(self) -> None:
         self._before: list[tuple[Tensor, int]] = []

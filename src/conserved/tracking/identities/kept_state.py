@@ -39,7 +39,6 @@ class KeptState(StepIdentity):
     """Compares a sample of the optimizer's state after a step with that before the next."""
 
     name = "optimizer state"
-    question = "Is the optimizer's state what its last step left?"
     free = False
 
     def __init__(self) -> None:

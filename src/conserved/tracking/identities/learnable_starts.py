@@ -24,7 +24,6 @@ class LearnableStarts(StepIdentity):
     """
 
     name = "starts"
-    question = "Can every tensor learn from where it starts?"
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}

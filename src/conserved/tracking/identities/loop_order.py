@@ -79,7 +79,6 @@ class LoopOrder(StepIdentity):
     """Follows the calls of a loop: optimizer steps, their counts and rates, scalers and schedulers."""
 
     name = "order of the loop"
-    question = "Does the loop do what a loop does?"
 
     def __init__(self) -> None:
         self._stepped: set[int] = set()

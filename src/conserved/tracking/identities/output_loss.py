@@ -72,7 +72,6 @@ class OutputLoss(StepIdentity):
     """
 
     name = "outputs"
-    question = "Does the loss take what the model gives?"
 
     def __init__(self) -> None:
         self._pairs: list[_Pair] = []

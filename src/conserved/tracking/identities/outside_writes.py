@@ -90,7 +90,6 @@ class OutsideWrites(StepIdentity):
     """
 
     name = "writes"
-    question = "Does anything but the optimizer write to the weights?"
     free = False
 
     def __init__(self) -> None:

@@ -108,7 +108,6 @@ class OwnGradients(StepIdentity):
     """
 
     name = "gradients of this step"
-    question = "Do the gradients belong to this step?"
     spoils = True
 
     def __init__(self) -> None:

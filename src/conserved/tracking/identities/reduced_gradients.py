@@ -44,7 +44,6 @@ class ReducedGradients(StepIdentity):
     """Compares entries of gradients before and after they are scattered over data-parallel processes."""
 
     name = "reductions"
-    question = "Is the gradient that is used the sum over processes?"
 
     def __init__(self) -> None:
         self._exchange: RankExchange | None = None

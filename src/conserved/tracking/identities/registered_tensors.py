@@ -20,7 +20,6 @@ class RegisteredTensors(StepIdentity):
     """
 
     name = "parameters registered"
-    question = "Is every tensor that needs a gradient a parameter?"
 
     def __init__(self) -> None:
         self._suspects: dict[str, weakref.ref[Tensor]] = {}

@@ -28,7 +28,6 @@ class RestoredState(StepIdentity):
     """Compares fingerprints that a checkpoint carries with what the first step after a resume starts from."""
 
     name = "resume"
-    question = "Was everything restored?"
 
     def __init__(self) -> None:
         self._saved: Mapping[str, Any] | None = None

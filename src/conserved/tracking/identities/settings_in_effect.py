@@ -29,7 +29,6 @@ class SettingsInEffect(StepIdentity):
     """Looks for switches that were set on the wrong object: a module, a misspelt attribute, the optimizer itself."""
 
     name = "settings"
-    question = "Do settings have an effect?"
 
     def __init__(self) -> None:
         self._signature: tuple[int, ...] = ()

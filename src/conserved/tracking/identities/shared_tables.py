@@ -30,7 +30,6 @@ class SharedTables(StepIdentity):
     """Compares the gradient of a table between the stages of a pipeline that share it."""
 
     name = "shared tables"
-    question = "Do the stages that share a table use the same gradient?"
 
     def __init__(self) -> None:
         self._exchange: RankExchange | None = None

@@ -20,7 +20,6 @@ class SpectralVectors(StepIdentity):
     """
 
     name = "spectral norms"
-    question = "Do the vectors of spectral norms belong to their weights?"
 
     def __init__(self) -> None:
         self._modules: list[tuple[str, nn.Module]] | None = None

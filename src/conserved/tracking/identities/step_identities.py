@@ -16,6 +16,7 @@ from conserved.boundary import Boundary
 from conserved.inference import being_followed
 from conserved.tracking.identities.declared_modes import DeclaredModes
 from conserved.tracking.identities.equal_replicas import EqualReplicas
+from conserved.tracking.identities.finite_statistics import FiniteStatistics
 from conserved.tracking.identities.followed_averages import FollowedAverages
 from conserved.tracking.identities.gradient_reach import GradientReach
 from conserved.tracking.identities.gradient_sizes import GradientSizes
@@ -259,6 +260,7 @@ def standard_identities() -> list[StepIdentity]:
         GradientReach(),
         GradientSizes(),
         GradientUnderflow(),
+        FiniteStatistics(),
         LearnableStarts(),
         OutputLoss(),
         KeptInputs(),

@@ -174,8 +174,6 @@ class StepIdentity:
 
     name: ClassVar[str]
     """A few words for the start-up line and the report."""
-    question: ClassVar[str]
-    """The question, as a reader would ask it."""
     free: ClassVar[bool] = True
     """Whether it costs next to nothing; the others are skipped in steps that are over the budget."""
     spoils: ClassVar[bool] = False

@@ -26,7 +26,6 @@ class TiedStages(StepIdentity):
     """Compares tensors between processes that run different models and began with equal values of them."""
 
     name = "tied stages"
-    question = "Do stages step a tensor alike that they share?"
 
     def __init__(self) -> None:
         self._exchange: RankExchange | None = None

@@ -44,7 +44,6 @@ class TokenLabels(StepIdentity):
     """
 
     name = "labels"
-    question = "Are the labels the tokens to come, and are they hidden?"
 
     def __init__(self) -> None:
         self._done = False

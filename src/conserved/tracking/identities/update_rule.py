@@ -64,7 +64,6 @@ class UpdateRule(StepIdentity):
     """
 
     name = "updates"
-    question = "Is the update the rule's?"
     free = False
 
     def __init__(self) -> None:
