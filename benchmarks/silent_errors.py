@@ -73,7 +73,7 @@ PROGRAMS = (
 
 
 def alarms_of(monitor: Monitor) -> list[dict[str, Any]]:
-    """Return the alarms of a run as plain data."""
+    """Return the alarms of a run as plain data, and its statements after them."""
     return [
         {
             "kind": a.kind,
@@ -82,8 +82,9 @@ def alarms_of(monitor: Monitor) -> list[dict[str, Any]]:
             "tensor": a.tensor or a.law,
             "rank": a.rank,
             "message": a.message,
+            "certain": a.certain,
         }
-        for a in monitor.alarms
+        for a in sorted((*monitor.alarms, *monitor.statements), key=lambda a: (a.step, not a.certain))
     ]
 
 
@@ -125,6 +126,9 @@ def judge(
     one: Case, wrong: list[dict[str, Any]], right: list[dict[str, Any]], lines: tuple[list[str], list[str]]
 ) -> dict[str, Any]:
     """Return what a monitor made of an error and of its twin."""
+    # What is stated of the right program too says nothing about the error.
+    also = {a["code"] for a in right if not a["certain"]}
+    wrong = [a for a in wrong if a["certain"] or a["code"] not in also]
     named = [a for a in wrong if a["kind"] in one.kinds and re.search(one.words, a["message"], re.S)]
     return {
         "error": one.name,
@@ -133,12 +137,14 @@ def judge(
         "how": one.how,
         "why": one.why or reason_for(one.name),
         "line": told_apart(*lines),
+        "as": "alarm" if any(a["certain"] for a in named) else "statement" if named else "",
         "seen": bool(wrong),
         "named": bool(named),
         "first alarm is the cause": bool(wrong) and bool(named) and wrong[0] in named,
         "late": min((a["step"] for a in named), default=0) - one.at if named else None,
         "alarms": wrong,
-        "twin": right,
+        "twin": [a for a in right if a["certain"]],
+        "stated of the twin": [a for a in right if not a["certain"]],
     }
 
 
@@ -253,9 +259,12 @@ def main() -> None:
     counts = Counter(map(outcome, rows))
     theirs = [row for row in rows if row["source"].startswith("TrainCheck:")]
     seen = sum(row["named"] for row in theirs)
-    print(dict(counts), f"of TrainCheck's {len(theirs)}: {seen} by default", f"{time.perf_counter() - began:.0f} s")
+    ways = Counter(row.get("as", "alarm") for row in rows if row["named"])
+    took = f"{time.perf_counter() - began:.0f} s"
+    print(dict(counts), dict(ways), f"of TrainCheck's {len(theirs)}: {seen} by default", took)
     if given.out is not None:
-        record = {"counts": counts, "traincheck": [len(theirs), seen], "load": os.getloadavg(), "rows": rows}
+        record = {"counts": counts, "named as": ways, "traincheck": [len(theirs), seen], "load": os.getloadavg()}
+        record |= {"rows": rows}
         print(save(given.name, {"commit": commit(), "machine": machine()} | record, given.out))
 
 

@@ -83,9 +83,9 @@ def figure(code: str, **changes: Any) -> dict[str, Any]:
 
 
 def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False, wrong: bool = False) -> nn.Module:
-    """A short run under a Monitor; `spoil` writes to a parameter behind the optimizer's back, which raises alarms.
+    """A short run under a Monitor; `spoil` writes to an entry of a parameter, which raises alarms.
 
-    `wrong` multiplies one gradient by two.
+    `wrong` multiplies one gradient by two from the second step on.
     """
     torch.manual_seed(0)
     model = Hostile().double()
@@ -97,14 +97,14 @@ def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False, wrong: b
         for step in range(steps):
             optimizer.zero_grad()
             model(x).square().mean().backward()
-            if wrong:
+            if wrong and step:
                 gradient = next(model.parameters()).grad
                 assert gradient is not None
                 gradient *= 2
             optimizer.step()
             if spoil and step == 2:
                 with torch.no_grad():
-                    next(model.parameters()).mul_(1.01)
+                    next(model.parameters()).view(-1)[0] += 1.0
             monitor.step()
     return model
 

@@ -51,6 +51,22 @@ STEP_KINDS = {
 }
 """By the code of a finding about a step that needs no law, the arrow of the step that it is about."""
 
+MEANT = frozenset(STEP_KINDS) - {
+    "stale gradient",
+    "cleared gradient",
+    "shared gradient",
+    "clipped while scaled",
+    "scaled gradient",
+    "did not land",
+    "not the rule's",
+    "bits changed",
+    "not restored",
+}
+"""Codes of findings that a correct program may give on purpose: a constraint, a restart, a frozen part, a penalty.
+
+They are statements and raise no alarm, unless the finding itself says that it can come from an error alone.
+"""
+
 STEP_CODES = frozenset(STEP_KINDS) - {"norm"}
 """Codes of findings that explain what an account of laws leaves over in the same step."""
 
@@ -98,6 +114,8 @@ class Alarm:
     """The process it is about; None outside a distributed run."""
     headline: str = ""
     """The event and its tensors, where the first sentence of the message does not name them."""
+    certain: bool = True
+    """Whether it can come from an error alone. What a program may mean is a statement, and no alarm."""
 
     @property
     def kind(self) -> str:
@@ -154,6 +172,7 @@ class Alarm:
             last=max(self.last, self.step, other.last, other.step),
             laws=tuple(laws),
             count=self.count + other.count,
+            certain=self.certain or other.certain,
         )
 
 

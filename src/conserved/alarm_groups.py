@@ -102,11 +102,12 @@ class AlarmGroups:
         for key, other in list(self._alarms.items()):
             # Gradients that are wrong in one audit after the other were no hardware fault in the first.
             superseded = key[0] in _ACCOUNT or (key[0] == "hardware" and alarm.code == "gradient")
-            if superseded and {other.law, *other.laws} & own_laws:
+            if superseded and (alarm.certain or not other.certain) and {other.law, *other.laws} & own_laws:
                 self._forget(key)
                 alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
         return alarm
 
 
 def _key(alarm: Alarm) -> tuple[str, str]:
-    return alarm.code, alarm.family or alarm.law
+    # What is certain is told also where it was stated before.
+    return alarm.code, (alarm.family or alarm.law) + ("" if alarm.certain else " (stated)")

@@ -416,13 +416,13 @@ class TestStores:
         store = tmp_path / "store.db"
         watch(store, "wrong", wrong=True)
         line = verdict_line(read(store))[1]
-        assert "gradients are wrong from step 1 on" in line
+        assert "gradients are wrong from step 2 on" in line
         assert "the account does not close" not in line
         with RunStore(store) as held:
             recorded = {(alarm.step, alarm.code) for alarm in held.alarms("wrong")}
-        assert (1, "gradient") in recorded
+        assert (2, "gradient") in recorded
         ((step, _, message),) = read(store).runs[0].first_alarms
-        assert step == 1
+        assert step == 2
         assert "Code between backward() and optimizer.step() changes gradients" in message
         assert "What to look at" in page_of(store, tmp_path).text
 

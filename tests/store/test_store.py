@@ -36,7 +36,7 @@ def watched(path: Path, *, run: str = "one", steps: int = 4, where: str = "layer
     def after(number: int) -> None:
         if number == 2:
             with torch.no_grad():
-                model.get_parameter("layers.0.attention.q.weight").mul_(1.01)
+                model.get_parameter("layers.0.attention.q.weight")[0, 0] += 1.0
         monitor.step()
 
     train(model, optimizer, exact_text_loss, steps, after=after)

@@ -12,19 +12,12 @@ from torch import Tensor
 
 import blind_programs
 import blind_programs_2
+import blind_programs_3
 from conserved import Monitor
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
-PROGRAMS = blind_programs.PROGRAMS | blind_programs_2.PROGRAMS
-
-ACCUSED = {
-    "tensor hooks that scale gradients of a layer",
-    "folds that reset parameters and optimizer state",
-    "embeddings frozen for special tokens by zeroing gradients",
-}
-"""Hooks that scale gradients look like a defect, which is worth more than their silence. The others are false alarms
-that stand: writes to weights between folds, and gradients of single rows that the loop sets to zero."""
+PROGRAMS = blind_programs.PROGRAMS | blind_programs_2.PROGRAMS | blind_programs_3.PROGRAMS
 
 MENDED = {
     "moco with queue": 10, "teacher that follows in forward": 10, "dino with centering": 10,
@@ -33,6 +26,10 @@ MENDED = {
     "inverse problem with learned coefficient": 4, "progressive growing with fade in": 20,
     "rotation pretext then finetuning with new head": 22,
     "elastic weight consolidation between tasks": 24,
+    "tensor hooks that scale gradients of a layer": 4, "folds that reset parameters and optimizer state": 16,
+    "embeddings frozen for special tokens by zeroing gradients": 4, "layer drop that scales with depth": 8,
+    "decoupled rates by multiplying gradients of biases": 4, "sparse training that drops and grows": 14,
+    "population that exploits and explores": 34, "ternary weights with latent clipping": 34,
 }  # fmt: skip
 """Programs that raised an alarm or were changed when they were first watched, and the steps in which they would."""
 
@@ -71,6 +68,6 @@ def test_a_program_that_was_accused_once_is_left_alone(name: str, cast: blind_pr
     check_left_alone(name, cast, MENDED[name])
 
 
-@pytest.mark.parametrize("name", random.Random(1).sample(sorted(set(PROGRAMS) - ACCUSED - set(MENDED)), 10))
+@pytest.mark.parametrize("name", random.Random(1).sample(sorted(set(PROGRAMS) - set(MENDED)), 10))
 def test_other_programs_are_left_alone(name: str) -> None:
     check_left_alone(name, nullcontext, 10)

@@ -14,9 +14,6 @@ from harmless_programs import Combination, run
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
-ACCUSED = {"adapters merged now and then", "dormant units drawn again", "shrunk and perturbed"}
-"""Programs that rewrite weights once in these steps: nothing tells that from an accident, so that it is reported."""
-
 MENDED = (
     "adversarial pair with spectral norms", "critic with clamped weights", "actor and critic with soft targets",
     "experts that drop tokens", "lookahead", "lookahead that resets momentum", "langevin noise after steps",
@@ -25,20 +22,21 @@ MENDED = (
     "averaged gradient of episodes", "conflicting gradients projected", "second order meta learning",
     "schedule stepped by micro batch", "noise added to gradients", "centred gradients", "clipping by unit",
     "signs with error feedback", "two copies trained side by side", "gradient reversal",
-    "warm restarts that clear the state",
+    "warm restarts that clear the state", "adapters merged now and then", "dormant units drawn again",
+    "shrunk and perturbed",
 )  # fmt: skip
 """Programs that raised an alarm or ended once."""
 
-OTHERS = sorted(set(PROGRAMS) - ACCUSED - set(MENDED) - {"loader with forked workers"})
+OTHERS = sorted(set(PROGRAMS) - set(MENDED) - {"loader with forked workers"})
 
 
 def trained(name: str, dtype: torch.dtype, *, watched: bool) -> tuple[list[Tensor], Monitor | None]:
-    """Run a program for twelve steps; return its losses and the monitor."""
+    """Run a program for some steps; return its losses and the monitor."""
     torch.manual_seed(0)
     training = PROGRAMS[name](dtype)
     monitor = Monitor(training.model, training.optimizers) if watched else None
     losses = []
-    for _ in range(12):
+    for _ in range(18):
         losses.append(training.step().clone())
         if monitor is not None:
             monitor.step(loss=losses[-1])
@@ -77,7 +75,7 @@ def test_reading_laws_leaves_no_casts_to_a_pass_under_autocast() -> None:
     assert all(map(torch.equal, plain, watched))
 
 
-def test_a_write_that_does_not_come_again_is_reported() -> None:
+def test_a_write_that_does_not_come_again_is_stated() -> None:
     torch.manual_seed(0)
     model = mlp(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -91,12 +89,14 @@ def test_a_write_that_does_not_come_again_is_reported() -> None:
             if number == 3:
                 with torch.no_grad():
                     model.get_parameter("2.weight").mul_(1.5).add_(0.1)
-    assert [(alarm.code, alarm.step, alarm.tensor) for alarm in monitor.alarms] == [
+    assert monitor.alarms == []
+    assert [(alarm.code, alarm.step, alarm.tensor) for alarm in monitor.statements] == [
         ("something else wrote", 3, "2.weight")
     ]
+    assert "step 3: Something else than the optimizer wrote to 2.weight" in monitor.state
 
 
-def test_a_gradient_that_one_tensor_has_wrong_in_every_step_is_reported() -> None:
+def test_a_gradient_that_the_loop_changes_is_stated() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(IN, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -109,4 +109,5 @@ def test_a_gradient_that_one_tensor_has_wrong_in_every_step_is_reported() -> Non
             gradient += 0.1 * torch.randn_like(gradient)
             optimizer.step()
             monitor.step()
-    assert monitor.alarms
+    assert monitor.alarms == []
+    assert "changes the gradient of 2.weight" in monitor.statements[0].lines()[0]

@@ -28,6 +28,7 @@ from conserved.tracking import (
 )
 from conserved.tracking.combination import Combination
 from conserved.tracking.optimizer_rules import Rule
+from told import told
 from training import (
     OPTIMIZERS,
     OptimizerCase,
@@ -393,7 +394,7 @@ def test_parameters_that_began_later_have_their_own_step_count(optimizer: type[t
             stepper.step()
             monitor.step()
         assert {float(stepper.state[parameter]["step"]) for parameter in model.parameters()} == {3.0, 6.0}
-        assert {alarm.code for alarm in monitor.alarms} == {"no gradient"}
+        assert {alarm.code for alarm in told(monitor)} == {"no gradient"}
         return monitor.ledger()
 
     one_by_one = ledger(uniform=False)
@@ -450,7 +451,7 @@ def test_values_that_are_not_finite_raise_an_alarm_and_stay_in_the_record() -> N
 
     train(model, optimizer, text_loss, 2, after=spoil_second)
     monitor.flush()
-    assert {alarm.step for alarm in monitor.alarms} == {2}
+    assert {alarm.step for alarm in told(monitor)} == {2}
     assert any(math.isnan(entry.observed) for entry in monitor.ledger(step=2))
 
 
@@ -480,7 +481,7 @@ def test_a_rule_can_be_given_for_an_optimizer_in_disguise() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = Monitor(model, optimizer, config=MonitorConfig(rule=known))
     train(model, optimizer, exact_text_loss, 1, after=lambda _: monitor.step())
-    assert {alarm.code for alarm in monitor.alarms} == {"residual"}
+    assert {alarm.code for alarm in told(monitor)} == {"residual"}
 
 
 def test_watching_leaves_training_as_it_was() -> None:
@@ -525,7 +526,7 @@ class TestConversionsInMidRun:
         assert re.search(r"was float32 and is .* AdamW keeps its averages.*load_state_dict", monitor.state)
         optimizer.load_state_dict(optimizer.state_dict())
         self.steps(model, optimizer, monitor, 3)
-        assert [alarm.code for alarm in monitor.alarms] == (["converted"] if kind == torch.bfloat16 else [])
+        assert [alarm.code for alarm in told(monitor)] == (["converted"] if kind == torch.bfloat16 else [])
 
     @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
     def test_a_rule_says_which_tensors_are_averages(self, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,12 +568,12 @@ class TestConversionsInMidRun:
         self.steps(model, optimizer, monitor, 2)
         model.to(kind)
         self.steps(model, optimizer, monitor, 4)
-        assert [alarm.code for alarm in monitor.alarms] == (["converted"] if kind == torch.bfloat16 else [])
+        assert [alarm.code for alarm in told(monitor)] == (["converted"] if kind == torch.bfloat16 else [])
         assert len([record for record in caplog.records if "became" in record.message]) == 1
         with torch.no_grad():
             model.get_parameter("layers.0.attention.q.weight").mul_(1.1)
         self.steps(model, optimizer, monitor, 2)
-        assert "something else wrote" in {alarm.code for alarm in monitor.alarms}, "as before the conversion"
+        assert "something else wrote" in {alarm.code for alarm in told(monitor)}, "as before the conversion"
 
 
 def test_what_is_rarely_asked_for_is_a_configuration_and_unknown_arguments_are_refused() -> None:

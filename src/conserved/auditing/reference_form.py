@@ -228,14 +228,18 @@ class _Steps(TorchFunctionMode):
         {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "round_", "floor_", "sign_"}
     )
 
+    _COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin"})
+
     def __init__(self) -> None:
         super().__init__()
-        self.discrete = False
+        self.discrete = self.compares = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.discrete |= getattr(func, "__name__", "") in self._FLAT
+        name = getattr(func, "__name__", "")
+        self.discrete |= name in self._FLAT
+        self.compares |= name.strip("_") in self._COMPARISONS and torch.is_grad_enabled()
         return func(*args, **(kwargs or {}))
 
 
@@ -252,7 +256,8 @@ def _inlined_functions(trusted: set[str] | None = None) -> Iterator[None]:
     mode of torch intercepts `Function.apply`, and models keep it as a bound method. It calls `apply` of the class below
     it, which has none of its own: one is put there for the duration of the context. With `trusted`, functions whose
     backward is by design not the derivative of their forward keep it, and are listed: those that return their input
-    (gradient reversal, gradient scaling) and those that round it (straight-through estimators).
+    (gradient reversal, gradient scaling), those that round it (straight-through estimators) and those that compare it
+    (surrogate gradients of spikes).
     """
     below: Any = Function.__mro__[1]
 
@@ -272,7 +277,9 @@ def _inlined_functions(trusted: set[str] | None = None) -> Iterator[None]:
             return original(*args, **kwargs)
         same = versions == [version_of(value) for value in tree_leaves(args) if isinstance(value, Tensor)]
         results = [value for value in tree_leaves(out) if isinstance(value, Tensor) and value.is_floating_point()]
-        if trusted is not None and (steps.discrete or _returns_input(results, inputs)):
+        # A spike is a comparison and nothing else: no way leads from the result to the input.
+        spikes = steps.compares and bool(results) and all(value.grad_fn is None for value in results)
+        if trusted is not None and (steps.discrete or spikes or _returns_input(results, inputs)):
             trusted.add(cls.__name__)
             return original(*args, **kwargs)
         if same and any(value.grad_fn is not None for value in results):

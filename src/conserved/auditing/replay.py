@@ -295,6 +295,16 @@ class RandomState:
 
 
 @contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Put back random generators at the end: those of PyTorch, of Python and of NumPy."""
+    drawn = RandomState.now()
+    try:
+        yield
+    finally:
+        drawn.restore()
+
+
+@contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
     """Restore random generators, buffers and other module state when the block ends."""
     drawn = RandomState.now()

@@ -46,6 +46,8 @@ class RunSection:
     drifts: ReportTable | None
     alarms: ReportTable | None
     alarm_count: int
+    state: str
+    """What the monitor was doing last, and what it stated without an alarm."""
     first_alarms: tuple[tuple[int, str, str], ...]
     """First step, law and message of every defect."""
 
@@ -77,6 +79,7 @@ def run_section(run: Digest) -> RunSection:
         drifts=_drifts(run) if run.drifts else None,
         alarms=_alarms(run) if run.alarms else None,
         alarm_count=len(run.alarms),
+        state=run.state,
         first_alarms=first,
     )
 

@@ -74,6 +74,8 @@ class Digest:
     """The largest residual over rounding of all steps, its law and its step."""
     not_finite: int
     """Rows of the ledger in which the observed change is not a number."""
+    state: str = ""
+    """What the monitor was doing last, in words; empty if it never said."""
 
 
 def digest(store: RunStore, run: str, *, steps: int = 300) -> Digest:
@@ -103,6 +105,7 @@ def digest(store: RunStore, run: str, *, steps: int = 300) -> Digest:
         alarms=tuple(store.defects(run)),
         worst=_worst(store, number),
         not_finite=first("select count(*) from entry where run = ? and observed is null"),
+        state=store.state(run),
     )
 
 

@@ -112,6 +112,8 @@ class StepRecord:
     skipped: bool = False
     """Whether no optimizer made a step; nothing should have moved."""
     alarms: tuple[Alarm, ...] = ()
+    statements: tuple[Alarm, ...] = ()
+    """What the account leaves over and a program may mean."""
 
     def __repr__(self) -> str:
         skipped = ", skipped" if self.skipped else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 from conserved.alarm import Alarm
 from conserved.store.step_record import StepRecord
@@ -39,6 +40,8 @@ def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
             limit=1.0,
             message=message,
             family=families[entry.law],
+            # A program may write to its weights besides the optimizer.
+            certain=not isfinite(entry.excess) or not isfinite(entry.residual),
         )
 
 
@@ -66,6 +69,7 @@ def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
                     f"not cancel: it adds up to {entry.leak:.3g} times what rounding errors of either sign would."
                 ),
                 family=families[entry.law],
+                certain=False,
             )
 
 

@@ -37,6 +37,20 @@ class LeftGradients:
             name in self._left and name in gradients and self._left[name].is_left(gradients[name]) for name in names
         )
 
+    def changed(self, names: Collection[str]) -> list[str]:
+        """Return those of some parameters whose gradients the program changes: in hooks, or after the pass.
+
+        Operations on a gradient count up its version. A write through `.data` does not, and changes its sum.
+        """
+        changed = []
+        for name, parameter in self._model.named_parameters():
+            if name not in names or parameter.grad is None:
+                continue
+            left = self._left.get(name)
+            if parameter._backward_hooks or (left is not None and not left.is_left(parameter.grad)):
+                changed.append(name)
+        return changed
+
     def _keep(self, name: str, parameter: Tensor) -> None:
         if parameter.grad is not None and not being_followed():
             self._left[name] = _LeftGradient.of(parameter.grad)

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from conserved.alarm import Alarm
 from conserved.auditing import Audit, GradientsDoNotConserveError
+from conserved.auditing.replay import random_numbers_kept
 from conserved.boundary import LAWS, Boundary
 from conserved.inference import FirstCall, NoExampleError
 from conserved.inference.live import FirstCallsOfParts, forget_model, in_parts, parts_of
@@ -33,6 +35,7 @@ from conserved.store import Sink, open_sink
 from conserved.store.step_record import StepRecord
 from conserved.tracking.audit_alarms import alarms_of
 from conserved.tracking.identities import StepIdentities
+from conserved.tracking.identities.finding import name_tensors
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
@@ -186,10 +189,14 @@ class Monitor(RunResults):
         """The value at which gradients are clipped, once it is known."""
         self._waiting: tuple[Alarm, ...] = ()
         """Alarms of an audit about gradients that the loop may change on purpose, until the next audit."""
+        self._changed_from_start: frozenset[str] = frozenset()
+        """Parameters whose gradients the program changes by itself since the first audit."""
         self._beside: frozenset[str] = frozenset()
         """The broken laws of those alarms, if the loop left the gradients alone, so that the loss may see more."""
         self._changes_gradients = False
         """Whether the loop changes gradients between `backward()` and `step()`."""
+        self._unexplained = False
+        """Whether alarms of the audit of this step may come from a loss that sees more than the outputs."""
         self._held: list[Alarm] = []
         """Alarms of audits, until `step` knows the loss that the gradients are of."""
         self._looked = False
@@ -264,10 +271,9 @@ class Monitor(RunResults):
         if self._first is None:
             return
         call = self._first.call
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         with self._times.spent_on(READING):
             # Reading laws runs the model: its random numbers are those of the run.
-            with announced("reading the laws of the model"), torch.random.fork_rng(devices=devices):
+            with announced("reading the laws of the model"), random_numbers_kept():
                 laws = self._first.laws()
             self.watch(laws)
             if self._audits is not None:
@@ -445,7 +451,7 @@ class Monitor(RunResults):
             return
         # A replayed pass is not an evaluation of the loop.
         paused = nullcontext() if self._identities is None else self._identities.paused()
-        with self._times.spent_on("audit"), self._peers.together(), paused:
+        with self._times.spent_on("audit"), self._peers.together(), paused, random_numbers_kept():
             audit = self._audits.before_step(step)
         if audit is None:
             return
@@ -479,28 +485,43 @@ class Monitor(RunResults):
         """Hold alarms about gradients that the loop itself may change; drop them if it does so in the next audit too.
 
         Noise, centring, compression or projection of gradients break most identities at once, while the backward pass
-        satisfies them. A defect in the loop breaks a few, comes once, or leaves nothing of the gradients.
+        satisfies them. Gradients that hooks or the loop change from the first step on are what the program means. A
+        defect breaks a few in mid-run, comes once, or leaves nothing of the gradients. A difference from the same pass
+        run again that nothing in the loop made is an alarm where the loss is known to be of the outputs alone.
         """
+        assert self._audits is not None
         waiting, self._waiting = self._waiting, ()
         before, self._beside = self._beside, frozenset()
+        if self._audits.one_entry:
+            return (*waiting, *alarms)
+        changed = self._audits.changed_by_program(audit)
+        if alarms and changed and not audit.disagreements:
+            if len(self._audits.series) == 1:
+                # A program that changes gradients from its first step on does so in the next one too.
+                self._changed_from_start = frozenset(changed)
+                self._steps.foreign = True
+                self._waiting = alarms
+                return ()
+            if self._changed_from_start.intersection(changed):
+                # The account takes gradients for those of the pass.
+                self._steps.foreign = True
+                return tuple(_changed_on_purpose(alarm, changed) for alarm in alarms)
         broken = frozenset(row.name for row in audit.failures)
-        if (
-            self._audits is not None
-            and breaks_in_run_alone(audit, again=bool(before))
-            and self._audits.untouched(audit)
-        ):
+        if breaks_in_run_alone(audit, again=bool(before)) and self._audits.untouched(audit):
+            if not distributed():
+                self._unexplained = True
+                alarms = tuple(replace(a, certain=a.code not in ("gradient", "hardware")) for a in alarms)
             # A loss that reaches further breaks the same laws in every audit. Flips and bad devices break others, and a
             # factor on one side of an identity comes from no loss.
             if not before:
                 self._records.explain(self.count + 1)
                 self._waiting, self._beside = (*waiting, *alarms), broken
                 return ()
-            if before == broken:
+            if before & broken:
                 self._records.explain(self.count + 1)
                 self._let_go_of_objective()
                 return ()
-        unrelated = self._audits is not None and self._audits.unrelated
-        habitual = changes_all_gradients(audit) and self._steps.gradients_written() and not unrelated
+        habitual = changes_all_gradients(audit) and self._steps.gradients_written() and not self._audits.unrelated
         if audit.disagreements or not habitual:
             # A loop that means to change gradients does so on all replicas.
             return (*waiting, *alarms)
@@ -571,6 +592,9 @@ class Monitor(RunResults):
         if loss is not None:
             self._boundary.attempt("loss", self._note_loss, loss)
             self._boundary.attempt("loss", self._look_at_loss, loss)
+            if self._unexplained and self._boundary.attempt("loss", self._objective.is_of_outputs, loss, self.model):
+                self._held = [replace(alarm, certain=True) for alarm in self._held]
+                self._waiting = tuple(replace(alarm, certain=True) for alarm in self._waiting)
         self._boundary.attempt(STEP, self._step)
         self._boundary.attempt(STEP, self._take_times)
         if not self._opened:
@@ -724,7 +748,7 @@ class Monitor(RunResults):
         return self._boundary.attempt(AUDIT, agreement.reduce, "interval", wanted, max) or self._budget.interval
 
     def _forget_step(self) -> None:
-        self._looked, self._skip = False, False
+        self._looked, self._skip, self._unexplained = False, False, False
         self._times.forget_step()
         self._boundary.attempt(STEP, self._steps.end_step)
         self._objective.end_step()
@@ -854,6 +878,14 @@ class Monitor(RunResults):
         if self._audits is not None:
             self._audits.expect("the precision of parameters changed")
         self._known.go_on_converted()
+
+
+def _changed_on_purpose(alarm: Alarm, names: Sequence[str]) -> Alarm:
+    """Return an alarm about gradients that the program changes by itself as a statement."""
+    if alarm.code not in ("gradient", "hardware"):
+        return alarm
+    headline = f"The program changes the gradient of {name_tensors(list(names))} after it was computed."
+    return replace(alarm, code="gradient", certain=False, headline=headline)
 
 
 def _half_of(budget: TimeBudget) -> float:

@@ -30,7 +30,7 @@ class LossObjective:
 
     def note_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Keep the ends of the graph of a pass, until the loss of the step is known; a forward hook."""
-        if not self._seen and torch.is_grad_enabled() and not being_followed():
+        if torch.is_grad_enabled() and not being_followed():
             leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
             self._outputs = [*self._outputs, *(leaf.grad_fn for leaf in leaves)][-_PASSES_KEPT:]
 
@@ -44,11 +44,17 @@ class LossObjective:
         Returns:
             True if a parameter is reached beside the outputs; False afterwards and where the graph is not known.
         """
-        outputs, self._outputs = self._outputs, []
-        if self._seen or not outputs or not isinstance(loss, Tensor) or loss.grad_fn is None:
+        if self._seen or not self._is_known(loss):
             return False
         self._seen = True
-        return reaches_beside(loss, outputs, model.parameters())
+        return reaches_beside(loss, self._outputs, model.parameters())
+
+    def is_of_outputs(self, loss: Any, model: nn.Module) -> bool:
+        """Return whether the graph of the loss is known and reaches parameters through the outputs alone."""
+        return self._is_known(loss) and not reaches_beside(loss, self._outputs, model.parameters())
+
+    def _is_known(self, loss: Any) -> bool:
+        return bool(self._outputs) and isinstance(loss, Tensor) and loss.grad_fn is not None
 
     def end_step(self) -> None:
         """Let go of the graphs of a step."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from conserved.alarm import Alarm
 from conserved.alarm_groups import AlarmGroups
 from conserved.tracking.run_audits import Audits
+from conserved.tracking.status_lines import say
 
 LOGGER = logging.getLogger("conserved")
 
@@ -28,12 +29,23 @@ class RaisedAlarms:
     @property
     def all(self) -> list[Alarm]:
         """The defects seen so far: alarms that one defect explains are one."""
-        return self._groups.all
+        return [alarm for alarm in self._groups.all if alarm.certain]
+
+    @property
+    def statements(self) -> list[Alarm]:
+        """What was found and a program may mean, one for each reason."""
+        return [alarm for alarm in self._groups.all if not alarm.certain]
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The statements in a sentence each, for the state of the monitor."""
+        return tuple(f"step {alarm.step}: {alarm.lines()[0].rstrip('.')}" for alarm in self.statements)
 
     def at_once(self, alarms: Iterable[Alarm]) -> None:
         """Raise alarms before there is a record of their step."""
         for alarm in alarms:
-            self._waiting.append(alarm)
+            if alarm.certain:
+                self._waiting.append(alarm)
             self.add(alarm)
 
     def until(self, step: int) -> tuple[Alarm, ...]:
@@ -44,8 +56,12 @@ class RaisedAlarms:
 
     def add(self, alarm: Alarm) -> None:
         """Tell of every kind of alarm once for each family of laws; the records have all of them."""
-        if self._groups.add(alarm) and self._logs:
+        if not self._groups.add(alarm) or not self._logs:
+            return
+        if alarm.certain:
             LOGGER.warning("conserved: %s", "\n    ".join(alarm.lines()))
+        else:
+            say(f"conserved: no alarm, as a program may mean it: {alarm.lines()[0]} ({alarm.kind}, step {alarm.step})")
 
     def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
         """Return an alarm of the account with its cause, as an audit of its step names it.

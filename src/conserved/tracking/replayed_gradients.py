@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,12 @@ _COMPARED_DIRECTIONS = 16
 
 _UNRELATED = 0.1
 """Cosine below which a gradient has nothing of another: that of random directions in 600 dimensions is 2.5 σ below."""
+
+_SEEN = 1e-6
+"""Square of the share of a gradient that a changed entry has to have, to tell it from rounding."""
+
+_ALL = 0.9
+"""Share of the squared difference of two gradients that one entry has if it alone is different."""
 
 _ROWS_OF_NOISE = 6
 """Rows and columns of the smallest matrix that is asked whether it is noise."""
@@ -48,6 +54,28 @@ def is_unrelated(model: nn.Module, replay: RecordedPass) -> bool:
     few = len(cosines) > 1 and 2 * sum(abs(cosine) < _UNRELATED for cosine in cosines) > len(cosines)
     shapes = [p.grad.flatten(1).shape for p in some.values() if p.grad is not None]
     return few and not _is_white([(a - b).view(shape) for (a, b), shape in zip(pairs, shapes, strict=True)])
+
+
+def differs_in_one_entry(model: nn.Module, replay: RecordedPass, names: Collection[str]) -> bool:
+    """Return whether one entry has nearly all of the difference between a gradient and that of a replay.
+
+    That is a bit flip: no program changes one entry of a gradient on purpose.
+    """
+    wanted = {n: p for n, p in model.named_parameters() if n in names and p.grad is not None}
+    try:
+        again = replay.gradients(wanted)
+    except Exception as problem:
+        # The one boundary to the user's program: it may refuse to run once more, or run out of memory.
+        LOGGER.info("gradients were not compared with those of a replay: %s", problem)
+        return False
+    gradients = {n: p.grad for n, p in wanted.items() if p.grad is not None}
+    factor = common_factor(gradients, again)
+    for name, gradient in gradients.items():
+        squares = (gradient - again[name] * factor).double().square()
+        whole = again[name].double().square().sum() * factor**2
+        if gradient.numel() > 1 and bool((squares.sum() > _SEEN * whole) & (squares.max() > _ALL * squares.sum())):
+            return True
+    return False
 
 
 def repair_gradients(model: nn.Module, replay: RecordedPass) -> None:

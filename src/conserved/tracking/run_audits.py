@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from conserved.layout import GivenLayout, is_sharded
 from conserved.rank_agreement import active_agreement
 from conserved.tracking.audit_entry import AuditEntry
 from conserved.tracking.left_gradients import LeftGradients
-from conserved.tracking.replayed_gradients import is_unrelated, repair_gradients
+from conserved.tracking.replayed_gradients import differs_in_one_entry, is_unrelated, repair_gradients
 from conserved.tracking.time_budget import TimeBudget
 from conserved.tracking.watching_cost import WatchingCost
 
@@ -114,6 +115,8 @@ class Audits:
         self._compare, self._repair = compare, repair
         self.unrelated = False
         """Whether the gradients of the last audit were not those of its pass in most tensors, not even roughly."""
+        self.one_entry = False
+        """Whether a gradient of the last audit differs from that of the same pass run again in one entry alone."""
         self.repaired: list[int] = []
         """Steps whose gradients were replaced by those of the same pass run again."""
         self._next_comparison = -math.inf
@@ -124,6 +127,8 @@ class Audits:
         self._following = ExitStack()
         self._left = LeftGradients(model)
         self._mixed = False
+        self._unheard = False
+        """Whether passes run inside compiled code: hooks are not heard there, and new ones compile it anew."""
         self.last_step = 0
         """The last step whose gradients were audited."""
         self._why = "the first backward pass"
@@ -142,7 +147,7 @@ class Audits:
 
     def arm(self) -> None:
         """Add hooks to attention and norms for the next step, and record its pass."""
-        if self._armed is not None or self.every is None:
+        if self._armed is not None or self.every is None or self._unheard:
             return
         self._pass.record()
         self._following = ExitStack()
@@ -207,6 +212,7 @@ class Audits:
         if groups != self._groups:
             self._groups = groups
             self._why = "parameter groups or their precision have changed"
+        self._unheard |= not self.passes and "torch._dynamo" in sys.modules
         passes, self.passes = max(self.passes, 1), 0
         if not self.due(step):
             return None
@@ -271,6 +277,12 @@ class Audits:
             self.unrelated = (
                 replay is not None and alone() and changes_all_gradients(result) and is_unrelated(self._model, replay)
             )
+            self.one_entry = (
+                replay is not None
+                and alone()
+                and breaks_in_run_alone(result, again=True)
+                and differs_in_one_entry(self._model, replay, _names_of_failures(result))
+            )
             if self._repair and replay is not None and passes == 1 and alone() and _irreproducible(result):
                 repair_gradients(self._model, replay)
                 self.repaired.append(step)
@@ -292,6 +304,10 @@ class Audits:
         why = self._why or "regular"
         self.series.append(AuditEntry.of(result, step, time.perf_counter() - began, why, rounding))
         return result
+
+    def changed_by_program(self, audit: Audit) -> list[str]:
+        """Return the parameters of broken identities whose gradients the program changes, in hooks or in the loop."""
+        return self._left.changed(_names_of_failures(audit))
 
     def _replayable(self) -> bool:
         """Return whether the recorded pass can be run again.
@@ -376,20 +392,28 @@ def _irreproducible(audit: Audit) -> bool:
     return bool(audit.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
 
 
+def _names_of_failures(audit: Audit) -> set[str]:
+    return {name for row in audit.failures for name in row.parameters}
+
+
+def _origins_of(result: Audit) -> set[Origin]:
+    """Return the origins of the residuals that are called wrong."""
+    return {diagnosis.origin for diagnosis in result.diagnoses.values() if diagnosis.wrong}
+
+
 def breaks_in_run_alone(result: Audit, *, again: bool) -> bool:
     """Return whether identities are broken in the run, and satisfied by the same pass from its outputs.
 
     With `again`, the last audit found the same, and residuals that are not reproducible twice are called the loop's.
     """
-    origins = {diagnosis.origin for diagnosis in result.diagnoses.values() if diagnosis.wrong}
+    origins = _origins_of(result)
     allowed = {Origin.TRANSIENT, Origin.LOOP} if again else {Origin.TRANSIENT}
     return bool(result.failures) and bool(origins) and origins <= allowed
 
 
 def changes_all_gradients(result: Audit) -> bool:
     """Return whether most identities are broken in `.grad` and by no backward pass: the loop changed gradients."""
-    origins = {diagnosis.origin for diagnosis in result.diagnoses.values() if diagnosis.wrong}
-    if not result.failures or not origins <= {Origin.TRANSIENT, Origin.LOOP, Origin.UNKNOWN}:
+    if not result.failures or not _origins_of(result) <= {Origin.TRANSIENT, Origin.LOOP, Origin.UNKNOWN}:
         return False
     return 2 * len(result.failures) >= result.tested
 

@@ -100,12 +100,11 @@ class RunRecords:
     def _receive_from(self, transfer: Transfer, audits: Audits | None, *, wait: bool) -> None:
         for record in transfer.receive(wait=wait):
             raised = tuple(self._raised(record, audits))
-            alarms = (*self.alarms.until(record.step), *raised)
-            if alarms:
-                record = replace(record, alarms=alarms)
-                for alarm in raised:
-                    if not self._is_explained(alarm):
-                        self.alarms.add(alarm)
+            alarms = (*self.alarms.until(record.step), *(alarm for alarm in raised if alarm.certain))
+            record = replace(record, alarms=alarms, statements=tuple(a for a in raised if not a.certain))
+            for alarm in raised:
+                if not self._is_explained(alarm):
+                    self.alarms.add(alarm)
             self._kept.append(record)
             self._write(record)
 
@@ -155,7 +154,7 @@ class RunRecords:
                         raise sink.failure
                 elif sink.dropped:
                     self._boundary.remark(_stage(sink), "records are dropped, because it does not keep up")
-        conditions = "; ".join(map(str, self._boundary.conditions))
+        conditions = "; ".join([*map(str, self._boundary.conditions), *self.alarms.state])
         if conditions != self._recorded_conditions and self.started:
             self._recorded_conditions = conditions
             for sink in self._sinks:

@@ -77,9 +77,9 @@ class RunResults:
 
     @property
     def state(self) -> str:
-        """The state of the monitor: "watching", or which parts of it are off, since when and why."""
+        """The state of the monitor: "watching", or which parts are off, since when and why, and what it states."""
         off = {condition.stage for condition in self.conditions if condition.off}
-        texts = [str(condition) for condition in self.conditions]
+        texts = [*map(str, self.conditions), *self._records.alarms.state]
         if self.waiting and LAWS not in off:
             texts.insert(0, "waiting for the first forward pass")
         elif {ACCOUNT, AUDIT} <= off:
@@ -129,6 +129,14 @@ class RunResults:
     def alarms(self) -> list[Alarm]:
         """All alarms of the run; alarms of one kind and one family of laws are one."""
         return self._records.alarms.all
+
+    @property
+    def statements(self) -> list[Alarm]:
+        """What was found and a correct program may mean: writes to weights, frozen parts, changed gradients.
+
+        They raise no alarm, and stand in the state of the monitor and in the report.
+        """
+        return self._records.alarms.statements
 
     @property
     def audits(self) -> list[AuditEntry]:

@@ -17,6 +17,7 @@ def summary(monitor: RunResults) -> str:
     alarms, audits, last = monitor.alarms, monitor.audits, monitor.last_audit
     lines = [f"{counted(len(alarms), 'alarm')} in {counted(monitor.count, 'step')}"]
     lines += [f"  {alarm}" for alarm in alarms]
+    lines += [f"  no alarm, as a program may mean it: {statement}" for statement in monitor.statements]
     if monitor.waiting:
         return "\n".join([*lines, "The laws are not known yet: they are read off the first forward pass."])
     if last is not None:

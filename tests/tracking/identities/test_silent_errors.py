@@ -29,6 +29,7 @@ from error_programs import (
 )
 from error_programs.case import CASES, Case, Program
 from error_programs.reasons import REASONS
+from told import told
 
 SAMPLE = random.Random(0).sample([one for one in CASES if one.program.__module__ == loops.__name__], 2)
 SAMPLE += random.Random(0).sample(
@@ -68,13 +69,16 @@ SAMPLE += [one for one in CASES if one.program in PROGRAMS]
 @pytest.mark.parametrize("one", SAMPLE, ids=lambda one: one.name)
 def test_an_error_is_named_and_its_twin_is_not_accused(one: Case) -> None:
     torch.manual_seed(0)
-    alarms = one.program(True).alarms
+    alarms = told(one.program(True))
     named = [a for a in alarms if a.kind in one.kinds and re.search(one.words, a.message, re.S)]
     assert named, [str(alarm) for alarm in alarms]
     assert min(alarm.step for alarm in named) <= one.at + 1
     assert alarms[0] in named, "the cause comes first"
+    codes = {alarm.code for alarm in named}
     torch.manual_seed(0)
-    assert [str(alarm) for alarm in one.program(False).alarms] == []
+    right = one.program(False)
+    assert [str(alarm) for alarm in right.alarms] == []
+    assert codes.isdisjoint(alarm.code for alarm in right.statements)
 
 
 NOTED = {

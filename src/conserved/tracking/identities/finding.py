@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conserved.alarm import Alarm
+from conserved.alarm import MEANT, Alarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class StepFinding:
     """The step it is about, if that is not the one under way."""
     ranks: tuple[int, ...] = ()
     """The processes it is about; empty if it is about this one."""
+    certain: bool | None = None
+    """Whether it can come from an error alone; None leaves that to its code."""
 
     def alarm(self, rank: int | None) -> Alarm:
         """Return the finding as an alarm."""
@@ -40,6 +42,7 @@ class StepFinding:
             count=1 + len(self.others),
             tensor=self.tensor,
             rank=self.ranks[0] if self.ranks else rank,
+            certain=self.code not in MEANT if self.certain is None else self.certain,
         )
 
 

@@ -135,6 +135,7 @@ class HeldParameters(StepIdentity):
                 step.report(
                     StepFinding(
                         code="untied",
+                        certain=True,
                         tensor=name,
                         others=(known,),
                         message=f"{name} and {known} are two parameters in one memory, which two updates write to. "

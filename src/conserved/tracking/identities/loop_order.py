@@ -321,6 +321,7 @@ class LoopOrder(StepIdentity):
             step.report(
                 StepFinding(
                     code="no step",
+                    certain=True,
                     step=step.number - self._infinite + 1,
                     message=f"The gradient scaler has skipped {self._infinite} steps in a row, as gradients are not "
                     "finite at any scale: the weights stay as they are. Look for a square root, a logarithm or a "

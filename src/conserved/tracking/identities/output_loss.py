@@ -169,6 +169,7 @@ class OutputLoss(StepIdentity):
                 loss = "cross_entropy" if kind == "softmax" else "binary_cross_entropy_with_logits"
                 yield StepFinding(
                     code="probabilities",
+                    certain=True,
                     message=f"The model gives probabilities, and the loss applies {kind} to them "
                     "again: its gradient at "
                     f"the outputs is that of {kind} of a {kind}. Give {loss} the numbers from before the {kind}.",

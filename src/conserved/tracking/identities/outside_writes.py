@@ -267,10 +267,8 @@ class OutsideWrites(StepIdentity):
         return False
 
     def _cannot_be_meant(self, step: TrainingStep, change: _Change, *, inside: bool) -> bool:
-        """Return whether a write is none that programs make on purpose."""
-        if len(change.written) == 1 and change.is_entry(change.written[0]):
-            return True
-        if any(not bool(torch.isfinite(change.new[i]).all()) for i in change.written):
+        """Return whether a write is stated at once: few programs make it on purpose, and not as a habit."""
+        if self._comes_from_no_program(change):
             return True
         factors = [change.factor(i) for i in change.written]
         if any(factor is None for factor in factors):
@@ -285,6 +283,12 @@ class OutsideWrites(StepIdentity):
         }
         return inside or any(decays.get(id(change.sample.tensors[i])) for i in change.written)
 
+    def _comes_from_no_program(self, change: _Change) -> bool:
+        """Return whether one entry alone was written to, or values that are not finite were written."""
+        if len(change.written) == 1 and change.is_entry(change.written[0]):
+            return True
+        return any(not bool(torch.isfinite(change.new[i]).all()) for i in change.written)
+
     def _describe(self, change: _Change, rows: Sequence[Sequence[float]]) -> StepFinding:
         worst = max(change.written, key=lambda i: rows[i][0] / max(rows[i][1], 1e-300))
         listed = [self._names[i] for i in change.written if i != worst]
@@ -296,6 +300,7 @@ class OutsideWrites(StepIdentity):
             value=rows[worst][0],
             limit=rows[worst][1],
             step=number,
+            certain=self._comes_from_no_program(change),
             message=f"Something else than the optimizer wrote to {name_tensors([self._names[worst], *listed])} between "
             f"step {number} and the next: {_describe(change.old[worst], change.new[worst])}.",
         )

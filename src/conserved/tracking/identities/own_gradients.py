@@ -182,6 +182,7 @@ class OwnGradients(StepIdentity):
             step.report(
                 StepFinding(
                     code="stale gradient",
+                    certain=False,
                     tensor=added[0],
                     others=tuple(added[1:]),
                     message=f"The gradient of step {step.number} has a part of a pass in eval mode: zero_grad() was "
@@ -359,6 +360,7 @@ class OwnGradients(StepIdentity):
         step.report(
             StepFinding(
                 code="no gradient",
+                certain=True,
                 tensor=own[0][0].name if own else "",
                 message=f"{name}.step() has no gradient to use: the model ran, and no backward pass reached any tensor "
                 f"that {name} holds. Is the loss detached, or backward() called on something else?",
@@ -409,6 +411,7 @@ class OwnGradients(StepIdentity):
             step.report(
                 StepFinding(
                     code="stale gradient",
+                    certain=False,
                     tensor=mixed[0],
                     others=tuple(mixed[1:]),
                     message=f"The gradient of {mixed[0]} has parts of a pass after which another optimizer stepped: "

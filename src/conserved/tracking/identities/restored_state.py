@@ -186,6 +186,7 @@ class RestoredState(StepIdentity):
             step.report(
                 StepFinding(
                     code="not restored",
+                    certain=False,
                     message=f"The option {key} of {name} is {is_now.get(key)} and was {was.get(key)} when the "
                     "checkpoint was saved. Load the optimizer's state_dict last.",
                 )

@@ -99,6 +99,7 @@ class SettingsInEffect(StepIdentity):
             step.report(
                 StepFinding(
                     code="no effect",
+                    certain=True,
                     tensor=idle[0][1],
                     message=f"{name_tensors([f'{name}.requires_grad' for name, _ in idle])} = False was set on a "
                     f"module, which has no effect: {idle[0][1]} is trained. Call requires_grad_(False).",
@@ -111,6 +112,7 @@ class SettingsInEffect(StepIdentity):
                 step.report(
                     StepFinding(
                         code="no effect",
+                        certain=True,
                         tensor=name,
                         message=f"{name}.{slip} = {vars(parameter)[slip]} has no effect, because the attribute is "
                         f"called requires_grad: {name} is {'trained' if parameter.requires_grad else 'frozen'}.",

@@ -34,6 +34,7 @@ class SpectralVectors(StepIdentity):
             step.report(
                 StepFinding(
                     code="mode",
+                    certain=True,
                     tensor=f"{wrong[0]}.weight_orig",
                     message=f"Spectral norms of {name_tensors(wrong)} were used in eval mode before they were "
                     f"initialised, in step {step.number}: their vectors do not belong to the weights, and outputs are "

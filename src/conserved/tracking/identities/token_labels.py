@@ -89,6 +89,7 @@ class TokenLabels(StepIdentity):
             step.report(
                 StepFinding(
                     code="labels",
+                    certain=True,
                     message="Labels are in another order than logits: flattened, they are the next tokens with time "
                     "before batch, and logits are not. Transpose one of them before flattening.",
                 )
@@ -216,6 +217,7 @@ def _judge(changed: Tensor, used: Tensor, shift: int) -> Iterator[StepFinding]:
     if shift == 1 and bool(early.any()):
         yield StepFinding(
             code="labels",
+            certain=True,
             message="The model sees the tokens it has to predict: labels are the next tokens, and logits of earlier "
             f"positions ({int(early.sum())} of {len(early)}) change with the last one. Is the causal mask missing, "
             "inverted or transposed?",
