@@ -508,7 +508,7 @@ class Monitor(RunResults):
                 return tuple(_changed_on_purpose(alarm, changed) for alarm in alarms)
         broken = frozenset(row.name for row in audit.failures)
         if breaks_in_run_alone(audit, again=bool(before)) and self._audits.untouched(audit):
-            if not distributed():
+            if not several_processes():
                 self._unexplained = True
                 alarms = tuple(replace(a, certain=a.code not in ("gradient", "hardware")) for a in alarms)
             # A loss that reaches further breaks the same laws in every audit. Flips and bad devices break others, and a

@@ -175,7 +175,7 @@ class Audits:
 
     def untouched(self, audit: Audit) -> bool:
         """Return whether all gradients of broken identities are as the backward pass left them."""
-        return self._left.are_left({name for row in audit.failures for name in row.parameters})
+        return self._left.are_left(_names_of_failures(audit))
 
     def _note(self, module: nn.Module, args: Any) -> None:
         device = next((p.device.type for p in module.parameters()), "cpu")
