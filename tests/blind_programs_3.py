@@ -427,7 +427,7 @@ def twin_critics_with_two_optimizers_and_delayed_entropy(amp: Cast) -> Training:
             q = torch.min(*(g(torch.cat([s, b], 1)).squeeze(1) for g in goal))
             y = r + 0.9 * (q - m.log_alpha.exp() * logp)
         with amp():
-            loss = sum(F.mse_loss(g(torch.cat([s, a], 1)).squeeze(1).float(), y.float()) for g in (m.q1, m.q2))
+            loss: Any = sum(F.mse_loss(g(torch.cat([s, a], 1)).squeeze(1).float(), y.float()) for g in (m.q1, m.q2))
         oq.zero_grad(set_to_none=True)
         loss.backward()
         oq.step()
@@ -526,7 +526,7 @@ def meta_sgd_with_learned_inner_rates(amp: Cast) -> Training:
 
     def step() -> Tensor:
         w, x, x2 = torch.randn(4, 1), torch.randn(10, 4), torch.randn(10, 4)
-        names = dict(meta.net.named_parameters())
+        names: dict[str, Tensor] = dict(meta.net.named_parameters())
         optimizer.zero_grad()
         with amp():
             inner = F.mse_loss(functional_call(meta.net, names, (x,)), x @ w)
@@ -569,7 +569,7 @@ def forward_gradients_by_jvp(amp: Cast) -> Training:
         x, y = batch()
         params = {k: p.detach() for k, p in model.named_parameters()}
         along = {k: torch.randn_like(p) for k, p in params.items()}
-        value, slope = jvp(lambda q: F.cross_entropy(functional_call(model, q, (x,)), y), (params,), (along,))
+        value, slope, *_ = jvp(lambda q: F.cross_entropy(functional_call(model, q, (x,)), y), (params,), (along,))
         for k, p in model.named_parameters():
             p.grad = slope * along[k]
         optimizer.step()
@@ -1075,9 +1075,9 @@ def lottery_ticket_rewound_twice(amp: Cast) -> Training:
 
 @program
 def structured_pruning_that_rebuilds_the_network(amp: Cast) -> Training:
-    holder = nn.Module()
+    holder: Any = nn.Module()
     holder.net = dense(8, 32, 4)
-    holder.forward = lambda x: holder.net(x)  # type: ignore[method-assign]
+    holder.forward = lambda x: holder.net(x)
     optimizer = SGD(holder.parameters(), 0.05)
     count = 0
 
@@ -1396,7 +1396,7 @@ def graph_attention_with_edge_dropout(amp: Cast) -> Training:
 
 @program
 def link_prediction_with_negative_sampling(amp: Cast) -> Training:
-    model = nn.ModuleDict({"node": nn.Embedding(50, 12), "relation": nn.Embedding(4, 12)})
+    model: Any = nn.ModuleDict({"node": nn.Embedding(50, 12), "relation": nn.Embedding(4, 12)})
     optimizer = Adagrad(model.parameters(), 0.05)
 
     def step() -> Tensor:
@@ -1464,7 +1464,7 @@ def radiance_field_with_hash_grid(amp: Cast) -> Training:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.tables = nn.ModuleList([nn.Embedding(64, 2) for _ in range(3)])
+            self.tables: Any = nn.ModuleList([nn.Embedding(64, 2) for _ in range(3)])
             for t in self.tables:
                 nn.init.uniform_(t.weight, -1e-4, 1e-4)
             self.mlp = dense(6, 16, 4)
@@ -1481,8 +1481,11 @@ def radiance_field_with_hash_grid(amp: Cast) -> Training:
             return self.mlp(torch.cat(feats, 1))
 
     model = Net()
-    optimizer = Adam([{"params": model.tables.parameters()}, {"params": model.mlp.parameters(), "weight_decay": 1e-6}],
-                     1e-2, (0.9, 0.99), 1e-15)  # fmt: skip
+    groups: list[dict[str, Any]] = [
+        {"params": model.tables.parameters()},
+        {"params": model.mlp.parameters(), "weight_decay": 1e-6},
+    ]
+    optimizer = Adam(groups, 1e-2, (0.9, 0.99), 1e-15)
 
     def loss() -> Tensor:
         x = torch.rand(64, 2)
@@ -1530,6 +1533,7 @@ def kolmogorov_arnold_layers_with_splines(amp: Cast) -> Training:
         def __init__(self, a: int, b: int) -> None:
             super().__init__()
             self.base, self.spline = nn.Parameter(torch.randn(b, a) / a), nn.Parameter(0.1 * torch.randn(b, a, 6))
+            self.grid: Tensor
             self.register_buffer("grid", torch.linspace(-2, 2, 6))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -1551,7 +1555,7 @@ def siren_with_its_own_initialisation(amp: Cast) -> Training:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(30 * x)
 
-    model = nn.Sequential(nn.Linear(2, 32), Sine(), nn.Linear(32, 32), Sine(), nn.Linear(32, 1))
+    model: Any = nn.Sequential(nn.Linear(2, 32), Sine(), nn.Linear(32, 32), Sine(), nn.Linear(32, 1))
     with torch.no_grad():
         model[0].weight.uniform_(-0.5, 0.5)
         for i in (2, 4):
@@ -1573,7 +1577,8 @@ class Task(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net, self.logged = dense(8, 24, 4), {}
+        self.net = dense(8, 24, 4)
+        self.logged: dict[str, Tensor] = {}
 
     def configure_optimizers(self) -> tuple[Optimizer, Any]:
         optimizer = AdamW(self.parameters(), 2e-3)
@@ -1607,7 +1612,7 @@ def module_with_training_step_and_a_trainer_with_closures(amp: Cast) -> Training
             nn.utils.clip_grad_norm_(task.parameters(), 0.5)
             return loss
 
-        loss = optimizer.step(closure)
+        loss: Any = optimizer.step(closure)  # type: ignore[arg-type]
         schedule.step()
         if count % 7 == 0:
             task.eval()
@@ -1820,7 +1825,7 @@ def population_that_exploits_and_explores(amp: Cast) -> Training:
 
 @program
 def continual_learning_with_gradient_projection_memory(amp: Cast) -> Training:
-    model = dense(8, 24, 4)
+    model: Any = dense(8, 24, 4)
     optimizer, count = SGD(model.parameters(), 0.05), 0
     basis: list[Tensor] = []
 
@@ -1915,7 +1920,7 @@ def influence_by_stateless_calls_between_steps(amp: Cast) -> Training:
         if count % 6 == 0:
             x, y = batch(4)
             params = {k: p.detach() for k, p in model.named_parameters()}
-            _, pull = vjp(lambda q: F.cross_entropy(functional_call(model, q, (x,)), y), params)
+            _, pull, *_ = vjp(lambda q: F.cross_entropy(functional_call(model, q, (x,)), y), params)
             pull(torch.ones(()))
             torch.nn.utils.parameters_to_vector(model.parameters())
         return value

@@ -90,7 +90,7 @@ def lazily_regularised_classifier(amp: Cast) -> Training:
 
 @program
 def orthogonality_penalty_every_step(amp: Cast) -> Training:
-    model = dense(8, 24, 24, 4)
+    model: Any = dense(8, 24, 24, 4)
     optimizer = SGD(model.parameters(), 0.02, momentum=0.9)
 
     def loss() -> Tensor:
@@ -453,7 +453,7 @@ def shampoo_written_by_hand(amp: Cast) -> Training:
 @program
 def adam_with_skipped_outlier_updates(amp: Cast) -> Training:
     class Careful(Adam):
-        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        def step(self, closure: Any = None) -> Any:
             grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
             norm = float(torch.stack([g.norm() for g in grads]).norm())
             if norm > 0.6:
@@ -466,7 +466,8 @@ def adam_with_skipped_outlier_updates(amp: Cast) -> Training:
 
 @program
 def fine_tuning_with_layerwise_reinitialisation(amp: Cast) -> Training:
-    model, count = dense(8, 24, 24, 4), 0
+    model: Any = dense(8, 24, 24, 4)
+    count = 0
     optimizer = AdamW(model.parameters(), 1e-3)
     inner = simple_loop(model, optimizer, amp, lambda: classified(model))
 
@@ -679,7 +680,7 @@ def bilevel_sample_weights(amp: Cast) -> Training:
 
     def step() -> Tensor:
         x, y = batch()
-        params = dict(model.net.named_parameters())
+        params: dict[str, Tensor] = dict(model.net.named_parameters())
         each = F.cross_entropy(functional_call(model.net, params, (x,)), y, reduction="none")
         w = model.weigher(each.detach()[:, None]).sigmoid().squeeze(1)
         slopes = torch.autograd.grad((w * each).mean(), list(params.values()), create_graph=True)

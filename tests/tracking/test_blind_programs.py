@@ -6,6 +6,7 @@ import random
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +14,12 @@ from torch import Tensor
 import blind_programs
 import blind_programs_2
 import blind_programs_3
+import blind_programs_4
 from conserved import Monitor
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
-PROGRAMS = blind_programs.PROGRAMS | blind_programs_2.PROGRAMS | blind_programs_3.PROGRAMS
+PROGRAMS = blind_programs.PROGRAMS | blind_programs_2.PROGRAMS | blind_programs_3.PROGRAMS | blind_programs_4.PROGRAMS
 
 MENDED = {
     "moco with queue": 10, "teacher that follows in forward": 10, "dino with centering": 10,
@@ -30,6 +32,7 @@ MENDED = {
     "embeddings frozen for special tokens by zeroing gradients": 4, "layer drop that scales with depth": 8,
     "decoupled rates by multiplying gradients of biases": 4, "sparse training that drops and grows": 14,
     "population that exploits and explores": 34, "ternary weights with latent clipping": 34,
+    "extragradient for a game": 4, "adam with skipped outlier updates": 8, "dropped modalities": 6,
 }  # fmt: skip
 """Programs that raised an alarm or were changed when they were first watched, and the steps in which they would."""
 
@@ -41,6 +44,7 @@ def cast_to_half() -> AbstractContextManager[Any]:
 def trained(name: str, cast: blind_programs.Cast, steps: int, *, watched: bool) -> tuple[list[Tensor], list[str]]:
     """Run a program; return its losses and, last, its weights, and the alarms of the monitor."""
     random.seed(0)
+    np.random.seed(0)
     torch.manual_seed(0)
     training = PROGRAMS[name](cast)
     monitor = Monitor(training.model, training.optimizers) if watched else None

@@ -238,6 +238,7 @@ class OutsideWrites(StepIdentity):
             self._reported_undone, self._unstepped = True, {}
             yield StepFinding(
                 code="did not land",
+                certain=False,
                 tensor=again[0],
                 others=tuple(again[1:]),
                 step=number,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -149,7 +149,8 @@ class UpdateRule(StepIdentity):
         def decide(arrived: Tensor) -> Iterator[StepFinding]:
             if certain or self._seems_to_follow(own_names, arrived):
                 findings = list(_judge(arrived, own_names, cause))
-                yield from findings
+                # An optimizer of the program's own may step by another rule, or not at all.
+                yield from (finding if certain else replace(finding, certain=False) for finding in findings)
                 if coarse and not any(finding.code == "did not land" for finding in findings):
                     yield from self._look_at_coarse(step, number, key, _coarse_rows(arrived, own_names, kinds), part)
 
@@ -250,7 +251,7 @@ class UpdateRule(StepIdentity):
                 if self._suspects[name] == 2:
                     lost.append(name)
             if lost:
-                yield _lost(lost, len(own_names), type(optimizer).__name__)
+                yield replace(_lost(lost, len(own_names), type(optimizer).__name__), certain=False)
 
         step.read((moved == 0) & visible, decide)
         if not step.closure and not any(group.get("maximize") for group in optimizer.param_groups):
@@ -266,6 +267,7 @@ class UpdateRule(StepIdentity):
         if self._uphill[key] == 2:
             yield StepFinding(
                 code="not the rule's",
+                certain=False,
                 tensor=names[0],
                 others=tuple(names[1:]),
                 step=number - 1,
