@@ -1091,7 +1091,7 @@ def structured_pruning_that_rebuilds_the_network(amp: Cast) -> Training:
         optimizer.step()
         if count == 20:
             keep = holder.net[0].weight.norm(dim=1).topk(24).indices
-            small = dense(8, 24, 4)
+            small: Any = dense(8, 24, 4)
             with torch.no_grad():
                 small[0].weight.copy_(holder.net[0].weight[keep])
                 small[0].bias.copy_(holder.net[0].bias[keep])
@@ -1465,8 +1465,8 @@ def radiance_field_with_hash_grid(amp: Cast) -> Training:
         def __init__(self) -> None:
             super().__init__()
             self.tables: Any = nn.ModuleList([nn.Embedding(64, 2) for _ in range(3)])
-            for t in self.tables:
-                nn.init.uniform_(t.weight, -1e-4, 1e-4)
+            for p in self.tables.parameters():
+                nn.init.uniform_(p, -1e-4, 1e-4)
             self.mlp = dense(6, 16, 4)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -161,13 +161,16 @@ def test_what_excuses_a_penalty_does_not_excuse_a_wrong_gradient(spoil: Callable
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     monitor = Monitor(model, optimizer)
-    model(torch.randn(16, 5)).square().mean().backward()
-    weight = model[0].weight
-    assert isinstance(weight, nn.Parameter)
-    assert weight.grad is not None
-    weight.grad.copy_(spoil(weight.grad.clone()))
-    optimizer.step()
-    monitor.step()
+    for number in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(16, 5)).square().mean().backward()
+        weight = model[0].weight
+        assert isinstance(weight, nn.Parameter)
+        assert weight.grad is not None
+        if number == 0:
+            weight.grad.copy_(spoil(weight.grad.clone()))
+        optimizer.step()
+        monitor.step()
     assert [alarm.code for alarm in monitor.alarms] == ["hardware"]
 
 

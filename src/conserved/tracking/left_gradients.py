@@ -27,7 +27,8 @@ class LeftGradients:
         self._left.clear()
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                keep = guarded(partial(self._keep, name))
+                # Python does not see what hooks of a parameter hold: one that holds the model is never freed.
+                keep = guarded(partial(_keep, self._left, name))
                 undo.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
 
     def are_left(self, names: Collection[str]) -> bool:
@@ -51,10 +52,6 @@ class LeftGradients:
                 changed.append(name)
         return changed
 
-    def _keep(self, name: str, parameter: Tensor) -> None:
-        if parameter.grad is not None and not being_followed():
-            self._left[name] = _LeftGradient.of(parameter.grad)
-
 
 @dataclass(frozen=True, slots=True)
 class _LeftGradient:
@@ -76,3 +73,8 @@ class _LeftGradient:
         now = _LeftGradient.of(gradient)
         same = (now.tensor, now.version) == (self.tensor, self.version)
         return same and bool(torch.equal(now.total, self.total))
+
+
+def _keep(left: dict[str, _LeftGradient], name: str, parameter: Tensor) -> None:
+    if parameter.grad is not None and not being_followed():
+        left[name] = _LeftGradient.of(parameter.grad)

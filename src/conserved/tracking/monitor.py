@@ -496,13 +496,15 @@ class Monitor(RunResults):
             return (*waiting, *alarms)
         changed = self._audits.changed_by_program(audit)
         if alarms and changed and not audit.disagreements:
-            if len(self._audits.series) == 1:
-                # A program that changes gradients from its first step on does so in the next one too.
+            begins, assigned = len(self._audits.series) == 1, self._steps.gradients_assigned()
+            if begins:
                 self._changed_from_start = frozenset(changed)
+            if begins and not assigned:
+                # A program that changes gradients from its first step on does so in the next one too.
                 self._steps.foreign = True
                 self._waiting = alarms
                 return ()
-            if self._changed_from_start.intersection(changed):
+            if assigned or self._changed_from_start.intersection(changed):
                 # The account takes gradients for those of the pass.
                 self._steps.foreign = True
                 return tuple(_changed_on_purpose(alarm, changed) for alarm in alarms)
