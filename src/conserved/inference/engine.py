@@ -459,7 +459,7 @@ class Engine:
         for image in images:
             bundles.setdefault(image.varies, []).append(image)
         return tuple(
-            Image(self.key(), varies, np.unique(np.concatenate([member.atoms.reshape(-1) for member in members])))
+            Image(self.key(), varies, distinct(np.concatenate([member.atoms.reshape(-1) for member in members])))
             for varies, members in bundles.items()
         )
 

@@ -140,12 +140,23 @@ def moved_key(key: int, *move: Hashable) -> int:
     return (1 << 121) | int.from_bytes(digest, "big")
 
 
+_DENSE = 16
+"""Numbers between the first and the last atom, for each atom, up to which they are marked one by one."""
+
+
 def distinct(atoms: Atoms) -> Atoms:
     """Return the different entries of an array, in ascending order."""
-    flat = atoms.reshape(-1)
+    # Along axes without a stride the same entries come again.
+    flat = atoms[tuple(slice(0, 1) if step == 0 else slice(None) for step in atoms.strides)].reshape(-1)
     if flat.size < 2 or bool((flat[1:] > flat[:-1]).all()):
         return flat
-    return np.unique(flat)
+    first, last = int(flat.min()), int(flat.max())
+    if last - first >= _DENSE * flat.size:
+        return np.unique(flat)
+    # Atoms are numbered in a row, so that a mark for each takes less than sorting them.
+    present = np.zeros(last - first + 1, dtype=np.bool_)
+    present[flat - first] = True
+    return np.flatnonzero(present).astype(flat.dtype, copy=False) + first
 
 
 def tidy(dims: Sequence[int], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
