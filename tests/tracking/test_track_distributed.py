@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor, recognize
 from conserved.tracking import RunStore
+from told import told
 from training import decoder, sentences
 from two_processes import WORLD, Scene, assert_played
 
@@ -66,7 +67,7 @@ def summary(monitor: Monitor) -> dict[str, Any]:
     return {
         "entries": [[e.step, e.law, e.observed, e.first_order, e.second_order] for e in monitor.ledger()],
         "residual": max(abs(entry.residual) for entry in monitor.ledger()),
-        "alarms": sorted([alarm.step, law] for alarm in monitor.alarms for law in (alarm.laws or (alarm.law,))),
+        "alarms": sorted([alarm.step, law] for alarm in told(monitor) for law in (alarm.laws or (alarm.law,))),
         "errors": monitor.errors(),
     }
 
