@@ -9,6 +9,7 @@ independent check (backward passes and finite moves) finds wrong, and the CPU se
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import warnings
 from collections import Counter
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+import adversarial_architectures
 import adversarial_blind
 import adversarial_combined
 import adversarial_held_out
@@ -81,6 +83,13 @@ def combined() -> Iterator[Case]:
         yield name, model, inputs[0], {}, "any"
 
 
+def architectures() -> Iterator[Case]:
+    """The models of `tests/adversarial_architectures.py`."""
+    for name, (model, inputs) in adversarial_architectures.architectures():
+        OTHER_INPUTS[name] = inputs[1:]
+        yield name, model, inputs[0], {}, "any"
+
+
 def table() -> Iterator[Case]:
     """The models of the inference table."""
     for entry in entries():
@@ -134,15 +143,17 @@ def _as_given(
     return model, args, kwargs
 
 
-def independently(case: Case) -> dict[str, str]:
-    """Laws that backward passes and finite moves of the tests' own find wrong."""
+def independently(case: Case, points: int = 1) -> dict[str, str]:
+    """Laws that backward passes and finite moves of the tests' own find wrong, at so many random parameters."""
     title, model, args, kwargs, loss = case
     laws = recognize(model, *args, loss=loss, **kwargs)
     # A law through a backward or a hook of the author's is assumed, and there to see whether that is right.
     laws = laws.select(lambda law: law.source != "assumed")
     wrong: dict[str, str] = {}
-    for given in (args, *OTHER_INPUTS.get(title, ())):
-        prepared = subject(partial(_as_given, model, given, kwargs), loss="regression" if loss == "any" else loss)
+    inputs = (args, *OTHER_INPUTS.get(title, ()))
+    for seed, given in itertools.product(range(points), inputs):
+        build = partial(_as_given, model, given, kwargs)
+        prepared = subject(build, loss="regression" if loss == "any" else loss, seed=seed)
         # A finite move says nothing about a program that changes with every call.
         with torch.no_grad():
             repeats = torch.equal(prepared.seen(), prepared.seen())
@@ -165,6 +176,7 @@ SETS = {
     "blind": blind,
     "structures": structures,
     "combined": combined,
+    "architectures": architectures,
     "table": table,
 }
 NAMES = {
@@ -174,6 +186,7 @@ NAMES = {
     "blind": "blind_laws",
     "structures": "structure_laws",
     "combined": "combined_laws",
+    "architectures": "architecture_laws",
     "table": "checked_table",
 }
 
@@ -186,6 +199,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="K/N: every N-th model from the K-th")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--independent", type=int, default=1, help="check every n-th model independently; 0 for none")
+    parser.add_argument("--points", type=int, default=1, help="random parameters of the independent check")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -216,7 +230,7 @@ def main() -> None:
         totals["in lower precision"] += "limit" in row
         if "error" not in row and options.independent and number % options.independent == 0:
             try:
-                wrong = independently(case)
+                wrong = independently(case, options.points)
             except Exception as problem:
                 # Models that do not run in float64, or have no gradient, are not checked a second time.
                 row["not_checked_twice"] = f"{type(problem).__name__}: {problem}"[:120]

@@ -1,8 +1,8 @@
-"""A float64 model that stays in float64: the casts to float32 inside library code are passed over.
+"""A float64 model that stays in float64: casts to lower precisions are passed over.
 
 Libraries run norms, softmax and routers in float32 whatever the precision of a model. Laws hold all the same, but to
-float32 rounding. To see them to 1e-11, and to differentiate three times, the casts must be out of the way; nothing
-else about the computation changes.
+the rounding of that precision. To see them to 1e-11, and to differentiate three times, the casts must be out of the
+way; nothing else about the computation changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_NAMED = {torch.float32, torch.float}
+_NAMED = {torch.float32, torch.float16, torch.bfloat16}
 
 
 class _NoLowerPrecision(TorchFunctionMode):
@@ -23,7 +23,7 @@ class _NoLowerPrecision(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         subject = args[0] if args and isinstance(args[0], Tensor) else None
         if subject is not None and subject.dtype == torch.float64:
-            if func is Tensor.float:
+            if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
                 return subject
             if func in (Tensor.to, Tensor.type) and (
                 kwargs.get("dtype") in _NAMED or any(a in _NAMED for a in args[1:])
@@ -38,6 +38,6 @@ class _NoLowerPrecision(TorchFunctionMode):
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Within it, float64 tensors are not cast to float32."""
+    """Within it, float64 tensors are not cast to lower precisions."""
     with _NoLowerPrecision():
         yield

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as disable_dynamo
+from torch._ops import HigherOrderOperator
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version_counter
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
@@ -30,6 +31,7 @@ __all__ = [
     "DisableTorchFunction",
     "DropoutBase",
     "FlatUnit",
+    "HigherOrderOperator",
     "InstanceNormBase",
     "TorchDispatchMode",
     "adjusted_muon_rate",

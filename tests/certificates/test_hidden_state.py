@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import itertools
+import os
 import random
+import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +162,7 @@ OUTSIDE: dict[str, Callable[[], nn.Module]] = {
 CHANCE: dict[str, Callable[[], nn.Module]] = {
     "random numbers of Python": reading(lambda m, y: random.random() < 2),
     "random numbers of NumPy": reading(lambda m, y: np.random.rand() < 2),
+    "secret numbers": reading(lambda m, y: secrets.randbits(3) < 8),
 }
 
 
@@ -165,7 +171,20 @@ def _counts(model: Any, y: Tensor) -> bool:
     return bool(model.calls < 1000)
 
 
-EVERY = HOOKS | MEMORY | READS | CHANCE
+AMBIENT: dict[str, Callable[[], nn.Module]] = {
+    "the clock": reading(lambda m, y: time.time() > 0),
+    "a clock of the process": reading(lambda m, y: time.perf_counter() >= 0),
+    "the date": reading(lambda m, y: datetime.datetime.now().year > 2000),
+    "the environment": reading(lambda m, y: os.environ.get("HOME") != "nowhere"),
+    "a name in the environment": reading(lambda m, y: "NOWHERE" not in os.environ),
+    "the working directory": reading(lambda m, y: bool(os.getcwd())),
+    "whether a file exists": reading(lambda m, y: not os.path.exists("nowhere")),
+    "a global counter": reading(lambda m, y: next(CALLS) < 1000),
+}
+
+CALLS = itertools.count()
+
+EVERY = HOOKS | MEMORY | READS | CHANCE | AMBIENT
 
 
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import adversarial_architectures
 import adversarial_blind
 import adversarial_held_out
 import adversarial_programs
@@ -636,6 +637,14 @@ def test_structures_have_no_wrong_law_on_any_of_their_inputs(start: int) -> None
         laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
         # A finite move says nothing about a program that changes with every call.
         for args in inputs if len(laws) and not name.startswith("state") else ():
+            assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name
+
+
+def test_architectures_have_no_wrong_law_on_any_of_their_inputs() -> None:
+    """Every fortieth model; `benchmarks/adversarial_laws.py --set architectures` has all of them."""
+    for name, (model, inputs) in itertools.islice(adversarial_architectures.architectures(), 9, None, 40):
+        laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
+        for args in inputs if len(laws) else ():
             assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conserved._torch_compat import AutogradFunctionBase, without_mkldnn
 from conserved.inference.captured_program import AUTOGRAD, CapturedProgram
+from conserved.inference.control_flow import control_flow_as_python, run_again_if_compiler_loads
 from conserved.inference.gradient_accumulators import has_node_hooks
 from conserved.inference.hidden_inputs import HiddenInputs
 from conserved.inference.objective import loss_outputs
@@ -47,6 +49,18 @@ def capture(
     """
     if buffers is None:
         buffers = [(buffer, buffer) for buffer in model.buffers()] if model is not None else []
+    once = partial(_capture, run, parameters, model, stand_ins, buffers, replaced)
+    return run_again_if_compiler_loads(once)
+
+
+def _capture(
+    run: Callable[[], Any],
+    parameters: Mapping[str, Tensor],
+    model: nn.Module | None,
+    stand_ins: Mapping[str, Callable[..., Any]] | None,
+    buffers: Sequence[tuple[Tensor, Tensor]],
+    replaced: Sequence[Tensor],
+) -> CapturedProgram:
     recorder = Recorder(parameters, buffers, stand_ins)
     hidden = HiddenInputs(run, model)
     with (
@@ -58,6 +72,7 @@ def capture(
         restored(recorder.rewritten),
         recorder,
         ReadsAndHooks(recorder),
+        control_flow_as_python(),
         hidden,
     ):
         result = run()
@@ -77,7 +92,14 @@ def _hidden_inputs(run: Callable[[], Any], model: nn.Module | None) -> list[str]
     hidden = HiddenInputs(run, model)
     token = CHECKING.set(True)
     try:
-        with undisturbed(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), without_mkldnn(), hidden:
+        with (
+            undisturbed(model),
+            torch.enable_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            without_mkldnn(),
+            control_flow_as_python(),
+            hidden,
+        ):
             run()
     finally:
         CHECKING.reset(token)

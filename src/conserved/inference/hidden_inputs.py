@@ -395,7 +395,8 @@ class _State:
                 warnings.simplefilter("ignore")
                 return self.of(value.__reduce_ex__(4)[1:])
         if isinstance(value, random.Random):
-            return value.getstate()
+            # Numbers of the operating system have no state; asking for one is seen as a call.
+            return "SystemRandom" if isinstance(value, random.SystemRandom) else value.getstate()
         if hasattr(value, "getvalue"):
             with suppress(Exception):
                 # A stream that is closed, or another's function of that name.

@@ -10,7 +10,6 @@ shifts. One backward pass so tests all laws, and the check costs a few passes.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from conserved._torch_compat import tree_map
 from conserved.inference.captured_program import CHECKPOINT, CapturedProgram
+from conserved.inference.control_flow import control_flow_as_python
 from conserved.inference.double_precision import in_double_precision, widen
 from conserved.inference.epsilon_removal import WithoutEpsilon
 from conserved.inference.objective import loss_outputs
@@ -482,8 +482,7 @@ def _as_own_pass(seed: int) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
             torch.manual_seed(seed)
-            if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(control_flow_as_python())
             yield
     finally:
         CHECKING.reset(token)

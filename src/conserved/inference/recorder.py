@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved._torch_compat import (
+    HigherOrderOperator,
     TorchDispatchMode,
     disable_dynamo,
     storage_key,
@@ -84,6 +85,8 @@ class _Storage:
 
 class Recorder(TorchDispatchMode):
     """Records what runs below autograd."""
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -166,6 +169,9 @@ class Recorder(TorchDispatchMode):
             # A tensor that was just made from Python numbers.
             self._fixed[id(args[0])] = args[0]
         recorded = tree_map_only(Tensor, self._read, (args, kwargs))
+        if isinstance(func, HigherOrderOperator):
+            # The functions it takes may read anything.
+            recorded = ((*recorded[0], *map(ValueRef, self.program.parameters.values())), recorded[1])
         written = _written_tensors(func, args, kwargs)
         for tensor in written:
             self._keep_parameter(tensor)
