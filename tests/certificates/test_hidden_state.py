@@ -171,6 +171,8 @@ def _counts(model: Any, y: Tensor) -> bool:
     return bool(model.calls < 1000)
 
 
+CALLS = itertools.count()
+
 AMBIENT: dict[str, Callable[[], nn.Module]] = {
     "the clock": reading(lambda m, y: time.time() > 0),
     "a clock of the process": reading(lambda m, y: time.perf_counter() >= 0),
@@ -181,8 +183,6 @@ AMBIENT: dict[str, Callable[[], nn.Module]] = {
     "whether a file exists": reading(lambda m, y: not os.path.exists("nowhere")),
     "a global counter": reading(lambda m, y: next(CALLS) < 1000),
 }
-
-CALLS = itertools.count()
 
 EVERY = HOOKS | MEMORY | READS | CHANCE | AMBIENT
 

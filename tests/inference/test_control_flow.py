@@ -43,7 +43,9 @@ def scanned(p: Any, x: Tensor) -> Tensor:
 
 
 def mapped(p: Any, x: Tensor) -> Tensor:
-    return torch_map(lambda row: row.relu() / 8, x @ p.a) @ p.b
+    over_rows: Any = torch_map
+    result: Tensor = over_rows(lambda row: row.relu() / 8, x @ p.a) @ p.b
+    return result
 
 
 def branched(p: Any, x: Tensor) -> Tensor:
