@@ -6,6 +6,7 @@ python benchmarks/run_campaign.py packages --device cpu
 PYTHONPATH=.carry python benchmarks/run_campaign.py kernels --device cuda --dtypes float32 bfloat16
 python benchmarks/run_campaign.py jax --device cpu
 python benchmarks/run_campaign.py optimizers
+python benchmarks/run_campaign.py settle
 
 Targets are shared out over worker processes. A worker that dies or hangs is started again behind the target it was at,
 and every row is written when it is known. Every refutation is run again by a script without this library
@@ -32,7 +33,7 @@ from typing import Any
 
 import torch
 
-from campaign import compositions, jax_table, kernel_table, operators, optimizers, package_table, planting
+from campaign import compositions, jax_table, kernel_table, operators, optimizers, package_table, planting, settling
 from campaign.compositions import Program, shrunk
 from campaign.confirming import confirm, kinds_in, script
 from campaign.described import jax_target, torch_target
@@ -45,7 +46,10 @@ HERE = Path(__file__).resolve().parent
 SHRINKING = 45.0
 """Seconds after which a program is not made smaller any more: every attempt compiles it again."""
 
-FAMILIES = ("operators", "compositions", "packages", "kernels", "jax", "planted", "optimizers")
+FAMILIES = ("operators", "compositions", "packages", "kernels", "jax", "planted", "optimizers", "settle")
+
+SETTLED_PACKAGES = ("egnn-pytorch", "geoopt", "normflows", "pytorch_optimizer", "pytorch-wavelets", "torchmetrics")
+"""Packages whose versions are stored beside the settlements."""
 
 LOST_DEVICE = "CUDA error"
 """What an exception says after which a process cannot use its GPU again."""
@@ -269,6 +273,18 @@ def run_optimizers(folder: Path) -> None:
     print("saved", save("campaign_optimizers", record | {"counts": dict(counts), "rows": rows}, folder))
 
 
+def run_settlements(folder: Path, match: str) -> None:
+    """Run the script of every cause of refutations, and save how many refutations each of them settles."""
+    start = time.time()
+    earlier = save_path("settled_refutations", folder)
+    before = json.loads(earlier.read_text())["rows"] if match and earlier.exists() else []
+    result = settling.settle(RESULTS, match.split(), before)
+    print(result["totals"], "unsettled:", result["unsettled"] or "none")
+    packages = versions([{"group": name} for name in SETTLED_PACKAGES])
+    record = {"commit": commit(), **machine(), "versions": packages, "minutes": (time.time() - start) / 60}
+    print("saved", save("settled_refutations", record | result, folder))
+
+
 def main() -> None:
     """Parse arguments, run, and save a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -294,6 +310,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.family == "optimizers":
         run_optimizers(chosen.folder)
+        return
+    if chosen.family == "settle":
+        run_settlements(chosen.folder, chosen.match)
         return
     if chosen.share >= 0:
         work(chosen)

@@ -454,6 +454,54 @@ def check_kernels() -> str:
     return f"{text}\n\nDefects seen in releases:\n\n{seen}"
 
 
+def campaign_counts() -> str:
+    """Targets of the search for wrong gradients in released software, by result file."""
+    sums = {"holds": ("verified", "holds"), "refuted": ("refuted", "differs"), "inconclusive": ("inconclusive",)}
+    rows = []
+    for path in sorted(RESULTS.glob("campaign_*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        counts = {
+            name: sum(count for key, count in record["counts"].items() if key.split()[-1] in keys)
+            for name, keys in sums.items()
+        }
+        others = sum(record["counts"].values()) - sum(counts.values())
+        minutes = number(float(record["minutes"])) if record.get("minutes") else "unknown"
+        commit = record.get("commits") or [record.get("commit", "unknown")]
+        name = path.stem.removeprefix("campaign_").replace("_", " ")
+        rows.append((name, sum(counts.values()), *counts.values(), others, record["torch"], minutes, ", ".join(commit)))
+    heads = ("file `campaign_…`", "checks", *sums, "could not be checked", "PyTorch", "minutes", "commit")
+    return table(heads, rows)
+
+
+def campaign_settled() -> str:
+    """Refutations of the search by cause, each settled by a script, and their totals."""
+    record = stored("settled_refutations")
+    words = {
+        "new": "Defects, unreported as far as we know",
+        "known": "Defects, reported before",
+        "convention": "No defects: meant, documented, or a choice where there is no derivative",
+        "withdrawn": "False alarms of this library",
+    }
+    totals = [
+        (text, len([row for row in record["rows"] if row["verdict"] == name]), record["totals"][name])
+        for name, text in words.items()
+    ]
+    parts = [table(("", "causes", "refutations"), totals), made_on(record)]
+    for name, text in words.items():
+        chosen = [row for row in record["rows"] if row["verdict"] == name]
+        lines = [f"**{text}:**", ""]
+        for row in chosen:
+            notes = [
+                row["report"],
+                "" if row["shown"] else "script not run",
+                "stands" if "stands" in row["test"] else "",
+            ]
+            detail = ", ".join(note for note in notes if note)
+            lines.append(f"- {row['cause']} ({row['refutations']}{', ' + detail if detail else ''})")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 def alarm() -> str:
     """What the attention alarm sees, and when."""
     record = stored("attention_alarm")

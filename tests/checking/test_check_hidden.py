@@ -238,6 +238,24 @@ class TestHints:
         assert any("ignores the gradient of out1" in test.meaning for test in result.failures), result
         assert "dx is zero" not in str(result)
 
+    def test_an_output_that_is_used_alone_is_tested(self) -> None:
+        class Both(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+                ctx.set_materialize_grads(False)
+                ctx.save_for_backward(x)
+                return x.sin(), x.square()
+
+            @staticmethod
+            def backward(ctx: Any, *slopes: Tensor | None) -> Tensor | None:
+                (x,) = ctx.saved_tensors
+                if slopes[0] is None:
+                    return None
+                return slopes[0] * x.cos() + (0 if slopes[1] is None else 2 * slopes[1] * x)
+
+        result = check(Both.apply, torch.randn(8, 12), names=("x",))
+        assert {test.what.partition(" gives")[0] for test in result.failures} == {"a loss of out1 alone"}, result
+
 
 def test_a_compiled_function_is_compiled_once() -> None:
     import torch._dynamo

@@ -163,3 +163,29 @@ def test_points_outside_of_a_domain_are_not_noise() -> None:
 def test_an_output_beyond_all_powers_has_no_degree() -> None:
     x = torch.linspace(-9.0, 9.0, 12)
     assert conserved.check(torch.special.erfcx, x).ok
+
+
+def test_a_rounding_to_decimals_has_a_gradient_of_zero() -> None:
+    x = 5 * torch.randn(20, generator=torch.Generator().manual_seed(0))
+    assert conserved.check(lambda x: torch.round(x, decimals=3), x).ok
+
+
+def test_a_gradient_of_zero_of_what_moves_smoothly_is_still_refuted(x: Tensor) -> None:
+    def forgotten(x: Tensor) -> Tensor:
+        return _WithBackward.apply(torch.sin, lambda dout, x: (0 * dout,), x)
+
+    assert conserved.check(forgotten, x).verdict == conserved.Verdict.REFUTED
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_biases_near_zero_are_no_symmetry_because_they_move_little(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    w0, w1, w2, w3 = (torch.randn(*shape, generator=generator) for shape in ((4, 8), (8, 8), (8, 8), (8, 4)))
+
+    def residual_block(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        h = x @ w0.to(x) / 2 + a
+        return (h + torch.relu(torch.relu(h) @ w1.to(x) / 3) @ w2.to(x) * 2e-4 + b) @ w3.to(x)
+
+    x = torch.randn(5, 4, generator=generator)
+    a, b = (1e-3 * torch.randn(8, generator=generator) for _ in range(2))
+    assert conserved.check(residual_block, x, a, b).ok

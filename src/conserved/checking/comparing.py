@@ -100,10 +100,13 @@ def _tensor_core_unit(tensor: Tensor) -> float:
 def backward_pass(
     setting: Setting,
     values: Sequence[Tensor] | None = None,
-    gradients: Sequence[Tensor] | None = None,
+    gradients: Gradients | None = None,
     wanted: Sequence[int] | None = None,
 ) -> Gradients:
-    """Return the gradients at the inputs and output gradients of the setting, or at others."""
+    """Return the gradients at the inputs and output gradients of the setting, or at others.
+
+    An output gradient of None is not passed to the backward at all, as if nothing had used that output.
+    """
     chosen = setting.function.values if values is None else values
     return setting.function.gradients(chosen, setting.gradients if gradients is None else gradients, wanted)[1]
 

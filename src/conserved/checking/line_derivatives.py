@@ -34,6 +34,9 @@ _TRUNCATION = 3.0
 _CONVERGED = 0.25
 """How far two distances may differ: a smooth function differs by 3/4 of its second-order term."""
 
+_SHORT, _LONG = 2.0**-20, 2.0**-3
+"""Relative moves by which a function is seen to move in steps: eight roundings of single precision, and a large one."""
+
 _RESOLVED = 4.0
 """Spacings of its precision that an output must change by to be matched. Rounding errors at points nearer to each other
 than that are not independent: most of them are equal, and the rest is a whole spacing in the direction of the change.
@@ -202,6 +205,31 @@ def has_derivative(function: NumericalFunction, index: int, seed: int) -> tuple[
             shown = [_moves(line) for line in lines if line is not None]
             return tuple(any(every) for every in zip(*shown, strict=True))
     return None
+
+
+def moves_in_steps(function: NumericalFunction, index: int, seed: int) -> bool:
+    """Return whether outputs follow an input in steps alone, as those of `torch.round` do.
+
+    Its derivative is zero then. In double precision most outputs stay as they are, bit by bit, while the input moves by
+    some roundings of single precision, and most change under a large move.
+    """
+    function = function.uncompiled
+    values = [value.double() for value in function.values]
+    middle = _outputs(function, values)
+    if middle is None or any(out.dtype != torch.float64 for out in middle):
+        return False
+    generator = torch.Generator(values[index].device).manual_seed(seed + 311)
+    shares = []
+    for length in (_SHORT, _LONG):
+        moved = list(values)
+        drawn = torch.rand(values[index].shape, generator=generator, device=values[index].device, dtype=torch.float64)
+        moved[index] = values[index] * (1 + length * (0.5 + drawn))
+        outs = _outputs(function, moved)
+        if outs is None:
+            return False
+        equal = torch.cat([(a == b).flatten() for a, b in zip(outs, middle, strict=True)])
+        shares.append(float(equal.double().mean()))
+    return shares[0] > 0.5 > shares[1]
 
 
 def _moves(line: Line) -> list[bool]:

@@ -33,6 +33,9 @@ _AS_INTENDED = 4.0
 _POWERS = {torch.float16: (4, -4), torch.bfloat16: (12, -12), torch.float32: (12, -12), torch.float64: (12, -12)}
 """Powers of two by which output gradients are multiplied, which is exact: loss scaling, and losses that are tiny."""
 
+_MOST_OUTPUTS = 8
+"""Outputs that are used alone, one after the other; a function that returns a list may have hundreds."""
+
 TestedRelation = Callable[[Setting], Iterator[GradientTest | str]]
 
 
@@ -53,6 +56,7 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Grad
         _drawn_later,
         _transposed_output_gradients,
         _expanded_output_gradients,
+        _unused_outputs,
     ]
     uncompiled: list[TestedRelation] = [_each_alone, _strided_inputs]
     by_parts: list[TestedRelation] = [
@@ -205,6 +209,26 @@ def _each_output(setting: Setting) -> Iterator[GradientTest | str]:
         for every in zip(*parts, strict=True)
     ]
     yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
+
+
+def _unused_outputs(setting: Setting) -> Iterator[GradientTest | str]:
+    """An output that nothing uses has a gradient of zero; autograd passes none at all."""
+    names = setting.function.out_names
+    if len(names) < 2:
+        return
+    for number in range(min(len(names), _MOST_OUTPUTS)):
+        alone = [gradient if index == number else None for index, gradient in enumerate(setting.gradients)]
+        zeros = [
+            gradient if chosen is not None else torch.zeros_like(gradient)
+            for gradient, chosen in zip(setting.gradients, alone, strict=True)
+        ]
+        yield from compare(
+            setting,
+            f"a loss of {names[number]} alone gives the gradient of one that counts the other outputs zero times",
+            backward_pass(setting, gradients=alone),
+            backward_pass(setting, gradients=zeros),
+            meaning=f"the gradient of {names[number]} is lost or changed where no other output is used",
+        )
 
 
 def _ignored(setting: Setting, number: int, index: int, name: str, output: str) -> GradientTest:

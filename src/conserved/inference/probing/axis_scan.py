@@ -147,6 +147,9 @@ _SMALL_SHIFT, _SMALL_SHIFT_COARSE = 5 * 2.0**-12, 5 * 2.0**-6
 """A shift, relative to the size of an input, that is no power of two: thousands of roundings in single precision, ten
 in half precision."""
 
+_FARTHEST = 10
+"""The power of two by which a shift may exceed the size of the inputs that it moves."""
+
 _FINE = (torch.float32, torch.float64)
 
 
@@ -189,8 +192,20 @@ def _separate(fields: Sequence[Tensor]) -> bool:
 
 
 def _shift_size(scanner: Scanner, symmetry: ProbedSymmetry) -> float:
+    """Return how far to shift: by the size of the inputs, or as far as one of them alone has to move to be seen well.
+
+    Biases near zero move the outputs so little that what another layer makes of a shift is hidden in rounding.
+    """
     size = max(rms(scanner.tensors[leg.name]) for leg in symmetry.inputs) or 1.0
-    return 2.0 ** round(torch.tensor(size).log2().item())
+    size = 2.0 ** round(torch.tensor(size).log2().item())
+    if len(symmetry.inputs) < 2:
+        return size
+    alone = replace(symmetry, legs=symmetry.inputs[:1])
+    outs = scanner.run(shift(alone, scanner.tensors, torch.full(symmetry.sizes, size, dtype=torch.float64)))
+    if outs is None:
+        return size
+    seen = max(rms(wide(a) - wide(b)) / (rms(b) or 1.0) for a, b in zip(outs, scanner.outs, strict=True))
+    return size * 2.0 ** max(0, min(_FARTHEST, round(-torch.tensor(seen).log2().item()))) if seen else size
 
 
 def _divides(size: int, count: int) -> list[Axis]:

@@ -63,11 +63,11 @@ class NumericalFunction:
         return tuple(result[index].detach() for index in self.differentiable)
 
     def gradients(
-        self, values: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int] | None = None
+        self, values: Sequence[Tensor], gradients: Sequence[Tensor | None], wanted: Sequence[int] | None = None
     ) -> tuple[Values, tuple[Tensor | None, ...]]:
         """Return outputs, and the gradient of each input from one backward pass.
 
-        A gradient is None where none arrives.
+        A gradient is None where none arrives. An output gradient is None where its output is not used.
         """
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
@@ -76,7 +76,8 @@ class NumericalFunction:
             leaves = [copy_tensor(value).requires_grad_(every or index in asked) for index, value in enumerate(values)]
             outputs = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [outputs[index] for index in self.differentiable]
-            live = [(out, gradient) for out, gradient in zip(outs, gradients, strict=True) if out.requires_grad]
+            pairs = zip(outs, gradients, strict=True)
+            live = [(out, gradient) for out, gradient in pairs if out.requires_grad and gradient is not None]
             if not live:
                 return tuple(out.detach() for out in outs), (None,) * len(values)
             retained = tuple(out.detach().clone() for out in outs)
