@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved._torch_compat import version_of
-from conserved.boundary import guarded
+from conserved.boundary import Hook, guarded
 from conserved.inference.live import being_followed
 
 
@@ -48,7 +48,9 @@ class LeftGradients:
             if name not in names or parameter.grad is None:
                 continue
             left = self._left.get(name)
-            if parameter._backward_hooks or (left is not None and not left.is_left(parameter.grad)):
+            hooks = (parameter._backward_hooks or {}).values()
+            own = all(isinstance(hook, Hook) for hook in hooks)
+            if not own or (left is not None and not left.is_left(parameter.grad)):
                 changed.append(name)
         return changed
 
