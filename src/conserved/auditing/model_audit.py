@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
@@ -22,10 +22,10 @@ from conserved.auditing.diagnosis import Diagnosis
 from conserved.auditing.explanations import EXPLAINED, lost_since
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_predictions, explained_by_rounding
-from conserved.auditing.loss_scale import loss_scale
+from conserved.auditing.loss_scale import LossScale, loss_scale
 from conserved.auditing.noise import least_factor, shows_factors, unmistakable
 from conserved.auditing.pass_identities import PassIdentities
-from conserved.auditing.reference_comparison import compare_with_reference
+from conserved.auditing.reference_comparison import ReferenceComparison, compare_with_reference
 from conserved.auditing.replay import ClosureReplay, Replay, alone
 from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
 from conserved.auditing.softmax_gauge import Gauge
@@ -35,6 +35,7 @@ from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, TOLERANCE, Balance, PendingBalance
 from conserved.layout import GivenLayout
+from conserved.layout.replicas import Disagreement
 from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry
 from conserved.verdict import Evidence, Status, Verdict
@@ -132,88 +133,73 @@ def audit(
             made=backward.assembly.sums,
         )
         wait = wait or gauge is not None or replay is not None or bool(pending.meshes) or bool(pending.groups)
-        judge = partial(_judge, backward if wait else replace(backward, gradients=None), pending)
-        judge = partial(judge, replay=replay, former=known or {}, sized=sized and wait, reference=reference)
-        judge = partial(judge, peaks=peaks)
-        result = Audit(
-            partial(judge, precision=precision, accumulated=accumulated, unused=tuple(unused), gauge=gauge),
-            lambda: pending.numbers.arrived,
+        request = _Request(
+            precision=precision,
+            accumulated=accumulated,
+            unused=tuple(unused),
+            gauge=gauge,
+            replay=replay,
+            former=known or {},
+            sized=sized and wait,
+            reference=reference,
+            peaks=peaks,
         )
+        judged = backward if wait else replace(backward, gradients=None)
+        result = Audit(partial(_judge, judged, pending, request), lambda: pending.numbers.arrived)
         if wait:
             _ = result.judgement
         return result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """How a pass is audited: the arguments of `audit` that decide about its identities."""
+
+    precision: torch.dtype | None
+    accumulated: int
+    unused: tuple[str, ...]
+    gauge: Gauge | None
+    replay: Replay | None
+    former: Mapping[str, Diagnosis]
+    sized: bool
+    reference: bool
+    peaks: PeakHistory | None
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether the gradients are those of one pass of this process, so that a replay gives the same."""
+        return self.accumulated == 1 and alone()
+
+
 @torch.no_grad()
-def _judge(
-    backward: BackwardPass,
-    pending: PendingBalance,
-    *,
-    precision: torch.dtype | None,
-    accumulated: int,
-    unused: tuple[str, ...],
-    gauge: Gauge | None,
-    replay: Replay | None,
-    former: Mapping[str, Diagnosis],
-    sized: bool,
-    reference: bool,
-    peaks: PeakHistory | None,
-) -> Judgement:
+def _judge(backward: BackwardPass, pending: PendingBalance, request: _Request) -> Judgement:
     """Compare every residual with its limit once the device has computed it, and diagnose those that exceed it."""
     balance = pending.balance(backward.points, backward.gradients)
-    used, known = precision_of(precision, backward, balance)
+    used, known = precision_of(request.precision, backward, balance)
     measurement = residuals_of(
-        backward, balance, used, accumulated, gauge, given=known == "given", replayed=replay is not None
+        backward,
+        balance,
+        used,
+        request.accumulated,
+        request.gauge,
+        given=known == "given",
+        replayed=request.replay is not None,
     )
     case = PassIdentities(backward, measurement)
-    findings = _findings(backward, measurement.balance, unused)
-    moved: float | None = None
-    clipped: float | None = None
-    gradients = backward.gradients
+    findings = _findings(backward, measurement.balance, request.unused)
     finite = not any(item.trouble == "not finite" for item in findings)
-    if not finite and used == torch.float16:
-        # A scaled loss overflows now and then, and the step is skipped: no identity is refuted by that.
-        case.leave_open(case.broken)
-    if finite and gradients is not None:
-        case.suspect_factors()
-        if replay is not None and backward.together == ():
-            if accumulated <= 1:
-                case.decide_up_to_epsilon(replay, used, former)
-            else:
-                case.leave_sums_open()
-    if case.broken:
-        case.set_aside(lost_since(backward, case.suspected), into=case.late)
-        if case.broken and gradients is not None and finite:
-            moved = step_size(case.suspected[:EXPLAINED], backward.points, gradients)
-        if moved is None:
-            clipped = case.settle(used, accumulated, replay, former)
-    if gauge is not None and used in HALF:
-        _accept_kernel_rounding(gauge, replay, backward)
+    moved, clipped = _decide(case, request, used, finite=finite)
+    if request.gauge is not None and used in HALF:
+        _accept_kernel_rounding(request.gauge, request.replay, backward)
     failures = case.failures(moved)
-    verdict = verdict_of_pass(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
-    comparison = scale = None
-    if reference and replay is not None and finite and gradients is not None and moved is None:
-        closed = isinstance(replay, ClosureReplay)
-        own = gradients if closed and accumulated == 1 and alone() else None
-        comparison = compare_with_reference(replay, backward.points, used, gradients=own)
-        if isinstance(replay, ClosureReplay) and not comparison.obstacle:
-            scale = loss_scale(replay, backward.points, own, comparison)
-        wrong = next((item.verdict for item in (comparison, scale) if item is not None and not item.ok), None)
-        verdict = verdict if wrong is None or verdict == Status.REFUTED else wrong
+    verdict = verdict_of_pass(case, failures, findings, used, moved=moved, clipped=clipped, gauge=request.gauge)
     corrupted: tuple[CorruptedEntry, ...] = ()
-    if peaks is not None and gradients is not None and finite and moved is None:
-        made = backward.assembly.sums
-        own_gradients = {name: gradient for name, gradient in gradients.items() if name not in made}
-        corrupted = peaks.corrupted(backward.points, own_gradients, replay if accumulated == 1 and alone() else None)
-        if corrupted and verdict != Status.REFUTED:
-            verdict = corruption_verdict(corrupted)
-    if backward.disagreements and verdict != Status.REFUTED:
-        first = backward.disagreements[0]
-        evidence = Evidence(
-            what=f"{first.what} of {first.name} across processes", value=first.spread, limit=first.limit
-        )
-        verdict = Verdict(status=Status.REFUTED, message=first.text(), evidence=(evidence,))
-    seen = _sensitivity(case, used, replayed=replay is not None) if sized and finite else None
+    comparison = scale = None
+    if finite and moved is None:
+        comparison, scale = _compare_with_replay(backward, request, used)
+        corrupted = _corrupted_entries(backward, request)
+    verdict = _with_other_checks(verdict, comparison, scale, corrupted, backward.disagreements)
+    seen = _sensitivity(case, used, replayed=request.replay is not None) if request.sized and finite else None
     # An audit that is kept must not keep the gradients, nor the model.
     laws, tested = backward.laws, measurement.balance.tested
     read, points = backward.read, {n: p for n, p in backward.points.items() if n not in backward.assembly.sums}
@@ -243,10 +229,87 @@ def _judge(
         moved_bytes=backward.moved_bytes,
         disagreements=backward.disagreements,
         moved=moved,
-        gauge=gauge,
+        gauge=request.gauge,
         changed=clipped is not None or case.decayed is not None,
         clipped=clipped,
     )
+
+
+def _decide(
+    case: PassIdentities, request: _Request, used: torch.dtype, *, finite: bool
+) -> tuple[float | None, float | None]:
+    """Decide the identities above their floor.
+
+    Returns:
+        The size of the step that the weights made since the pass, if they moved; the value that gradients are clipped
+        at, if they are.
+    """
+    backward, replay = case.backward, request.replay
+    gradients = backward.gradients
+    if not finite and used == torch.float16:
+        # A scaled loss overflows now and then, and the step is skipped: no identity is refuted by that.
+        case.leave_open(case.broken)
+    if finite and gradients is not None:
+        case.suspect_factors()
+        if replay is not None and backward.together == ():
+            if request.accumulated <= 1:
+                case.decide_up_to_epsilon(replay, used, request.former)
+            else:
+                case.leave_sums_open()
+    if not case.broken:
+        return None, None
+    case.set_aside(lost_since(backward, case.suspected), into=case.late)
+    if case.broken and gradients is not None and finite:
+        moved = step_size(case.suspected[:EXPLAINED], backward.points, gradients)
+        if moved is not None:
+            return moved, None
+    return None, case.settle(used, request.accumulated, replay, request.former)
+
+
+def _compare_with_replay(
+    backward: BackwardPass, request: _Request, used: torch.dtype
+) -> tuple[ReferenceComparison | None, LossScale | None]:
+    """Compare the gradients with those of the pass in reference form, and with the derivative of the loss."""
+    replay, gradients = request.replay, backward.gradients
+    if not request.reference or replay is None or gradients is None:
+        return None, None
+    if not isinstance(replay, ClosureReplay):
+        return compare_with_reference(replay, backward.points, used, gradients=None), None
+    own = gradients if request.one_pass else None
+    comparison = compare_with_reference(replay, backward.points, used, gradients=own)
+    scale = None if comparison.obstacle else loss_scale(replay, backward.points, own, comparison)
+    return comparison, scale
+
+
+def _corrupted_entries(backward: BackwardPass, request: _Request) -> tuple[CorruptedEntry, ...]:
+    """Return entries that stick out of the gradients of earlier steps and that a replay does not give again."""
+    if request.peaks is None or backward.gradients is None:
+        return ()
+    made = backward.assembly.sums
+    own = {name: gradient for name, gradient in backward.gradients.items() if name not in made}
+    return request.peaks.corrupted(backward.points, own, request.replay if request.one_pass else None)
+
+
+def _with_other_checks(
+    verdict: Verdict,
+    comparison: ReferenceComparison | None,
+    scale: LossScale | None,
+    corrupted: tuple[CorruptedEntry, ...],
+    disagreements: Sequence[Disagreement],
+) -> Verdict:
+    """Return the verdict on the identities, replaced by that of other checks until one refutes the gradients."""
+    others = [next((item.verdict for item in (comparison, scale) if item is not None and not item.ok), None)]
+    others.append(corruption_verdict(corrupted) if corrupted else None)
+    others.append(_disagreement_verdict(disagreements[0]) if disagreements else None)
+    for other in others:
+        if other is not None and verdict != Status.REFUTED:
+            verdict = other
+    return verdict
+
+
+def _disagreement_verdict(first: Disagreement) -> Verdict:
+    evidence = Evidence(what=f"{first.what} of {first.name} across processes", value=first.spread, limit=first.limit)
+    return Verdict(status=Status.REFUTED, message=first.text(), evidence=(evidence,))
 
 
 def _by_family(

@@ -20,6 +20,7 @@ pass without, are one sample of what rounding the forward and the backward pass 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -159,9 +160,6 @@ _SEED = 5
 
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
-_FRACTION = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
-"""Bits of a significand after the leading one."""
-
 
 def _memory(value: Any) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, Tensor) and value.layout == torch.strided else 0
@@ -172,7 +170,7 @@ def round_at_random(x: Tensor, narrow: torch.dtype, generator: torch.Generator) 
 
     Adding a random number to the bits that are dropped carries into those that stay with the right probability.
     """
-    dropped = _FRACTION[x.dtype] - _FRACTION[narrow]
+    dropped = round(math.log2(torch.finfo(narrow).eps / torch.finfo(x.dtype).eps))
     kind = _INTEGERS[x.dtype]
     noise = torch.randint(1 << dropped, x.shape, dtype=kind, device=x.device, generator=generator)
     rounded = ((x.contiguous().view(kind) + noise) & -(1 << dropped)).view(x.dtype)
