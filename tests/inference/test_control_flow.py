@@ -85,6 +85,21 @@ def test_what_a_branch_reads_from_around_it_is_read() -> None:
     assert dict(check(laws, subject(lambda: (python, args, {}))).wrong) == {}
 
 
+def test_sizes_that_values_decide_are_seen_where_a_compiler_is_loaded_and_inside_of_branches() -> None:
+    torch.compiler.reset()
+    sized = model(lambda p, x: (x @ p.a).relu() @ p.b * (1 + (len(x[x > 90]) > 0)))
+    assert {symmetry.source for symmetry in recognize(sized, torch.randn(5, 3))} == {"assumed"}
+    within = model(
+        lambda p, x: (
+            torch.cond(
+                torch.tensor(True), lambda h, y: h.relu() * (1 + (len(y[y > 90]) > 0)), lambda h, y: h, (x @ p.a, x)
+            )
+            @ p.b
+        )
+    )
+    assert {symmetry.source for symmetry in recognize(within, torch.randn(5, 3))} == {"assumed"}
+
+
 class Applied(HigherOrderOperator):
     """An operator that calls a function, which inference has never heard of."""
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conserved._torch_compat import AutogradFunctionBase, without_mkldnn
 from conserved.inference.captured_program import AUTOGRAD, CapturedProgram
-from conserved.inference.control_flow import control_flow_as_python, run_again_if_compiler_loads
+from conserved.inference.control_flow import control_flow_as_python, run_again_if_compiler_loads, without_compiler
 from conserved.inference.gradient_accumulators import has_node_hooks
 from conserved.inference.hidden_inputs import HiddenInputs
 from conserved.inference.objective import loss_outputs
@@ -72,7 +72,7 @@ def _capture(
         restored(recorder.rewritten),
         recorder,
         ReadsAndHooks(recorder),
-        control_flow_as_python(),
+        without_compiler(),
         hidden,
     ):
         result = run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -55,9 +55,14 @@ _AS_PYTHON: dict[str, Function] = {"cond": _cond, "while_loop": _while_loop, "sc
 """What operators that take functions stand for, by name."""
 
 
+def python_of(function: Any) -> Function | None:
+    """Return the Python that an operator stands for, if it is one of control flow."""
+    return _AS_PYTHON.get(function.name()) if isinstance(function, HigherOrderOperator) else None
+
+
 class _ControlFlow(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator) and (plain := _AS_PYTHON.get(func.name())) is not None:
+        if (plain := python_of(func)) is not None:
             with self:
                 # Branches may branch again.
                 return plain(*args, **(kwargs or {}))
@@ -68,17 +73,20 @@ def _is_compiler_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-@contextmanager
-def control_flow_as_python() -> Iterator[None]:
-    """Run control flow, and whatever is compiled, as Python.
+def without_compiler() -> AbstractContextManager[Any]:
+    """Run compiled functions eagerly within the context.
 
     Asking for it imports the compiler, which takes seconds; where nobody has imported it, nothing is compiled yet. See
     `run_again_if_compiler_loads`.
     """
-    if not _is_compiler_loaded() or not hasattr(torch.compiler, "set_stance"):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"), _ControlFlow():
+    known = _is_compiler_loaded() and hasattr(torch.compiler, "set_stance")
+    return torch.compiler.set_stance("force_eager") if known else nullcontext()
+
+
+@contextmanager
+def control_flow_as_python() -> Iterator[None]:
+    """Run control flow, and whatever is compiled, as Python."""
+    with without_compiler(), _ControlFlow() if _is_compiler_loaded() else nullcontext():
         yield
 
 
@@ -86,7 +94,7 @@ def run_again_if_compiler_loads(run: Callable[[], Result]) -> Result:
     """Call a function that runs a program, and once more if that imported the compiler: parts were then compiled.
 
     Args:
-        run: calls the program within `control_flow_as_python`, each time from the beginning.
+        run: calls the program within `control_flow_as_python` or `without_compiler`, each time from the beginning.
     """
     loaded = _is_compiler_loaded()
     try:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from conserved import _torch_compat
 from conserved._torch_compat import tree_flatten
 from conserved.inference import recorder as recording
+from conserved.inference.control_flow import python_of
 from conserved.inference.recorder import Recorder
 from conserved.inference.user_frames import is_asked_by_program
 from conserved.inference.values_on_host import FROM_PYTHON, INDEXING, index_with_values, make_with_values
@@ -59,6 +60,9 @@ class ReadsAndHooks(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (plain := python_of(func)) is not None:
+            with self:
+                return plain(*args, **(kwargs or {}))
         if func is Tensor.register_hook:
             self.recorder.program.hooked_values.add(self.recorder.value_of(args[0]))
         if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename not in _OWN_FILES:
