@@ -40,7 +40,7 @@ class Findings:
 
     rank: Independence
     laws: Independence | None
-    """None if there are not laws."""
+    """None if there are no laws."""
     tiers: tuple[Status, ...]
     """For each symmetry how well its laws are known: PROVED, VERIFIED, or INCONCLUSIVE if they are not."""
     patterns: int
@@ -109,22 +109,22 @@ class Certificate:
 
     @property
     def parameters(self) -> int:
-        """D."""
+        """D, the number of parameters."""
         return self.contents.program.size
 
     @property
     def rank(self) -> int:
-        """How many fields and brackets are independent at θ."""
+        """The proved number of independent fields and brackets at θ."""
         return len(self.contents.words)
 
     @property
     def at_most(self) -> int:
-        """No more independent laws than this exist."""
+        """An upper bound on the number of independent laws: D − rank."""
         return self.parameters - self.rank
 
     @property
     def found(self) -> int:
-        """Laws that are listed; their gradients are independent at θ."""
+        """The number of laws listed; their gradients are independent at θ."""
         return self.contents.found
 
     @property
@@ -134,7 +134,7 @@ class Certificate:
 
     @property
     def formulas(self) -> list[str]:
-        """How the laws of each symmetry read, rendered from their terms; nothing the file says is quoted but names."""
+        """Formulas of the laws of each symmetry, rendered from their terms; only names are quoted from the file."""
         return [formula(group, self.contents.parameters) for group in self.contents.laws]
 
     def __repr__(self) -> str:
@@ -178,7 +178,7 @@ class Certificate:
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
-        """Read a certificate; nothing it says is believed until `check()`.
+        """Read a certificate. Its claims count as unverified until `check()`.
 
         Args:
             path: a file that `save` wrote.
@@ -294,13 +294,13 @@ class Certificate:
 
 
 _TIERS = (Status.PROVED, Status.VERIFIED, Status.INCONCLUSIVE)
-"""How well the laws of a symmetry may be known."""
+"""The tiers of evidence for the laws of a symmetry."""
 
 _FIELDS = ("about", "parameters", "program", "theta", "inputs", "samples", "words", "laws", "bits", "seed")
 
 
 def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str, Any]:
-    """Return what a certificate states, in numbers."""
+    """Return the claim of a certificate as plain data."""
     size, rank = contents.program.size, len(contents.words)
     return {
         "parameters": size,

@@ -172,7 +172,7 @@ def _laws_and_words(
     seed: int,
     say: Progress,
 ) -> tuple[list[list[Form]], list[list[int]], list[tuple[int, list[int]]], str]:
-    """Return laws to list and words that leave room for no others, with their samples, and in words where laws are
+    """Return laws to list, words that exclude any others, their samples, and a sentence on where laws are
     from.
     """
     program, theta, inputs = traced.program, traced.theta, traced.inputs
@@ -199,7 +199,7 @@ SEARCHED = "; others were searched for in gradients"
 
 
 def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
-    """Return the laws that inference reads off the function, and in words how well they are known.
+    """Return the laws that inference derives from the function, and a sentence on their evidence.
 
     That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
     proved there without trust in the inference.
@@ -216,7 +216,7 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
 
 
 def together(inferred: LawSet, searched: LawSet) -> LawSet:
-    """Return both lists of laws; those that say the same are sorted out by their gradients."""
+    """Merge two lists of laws; dependent ones are removed by their gradients."""
     names = {symmetry.name for symmetry in inferred}
     others = [
         replace(symmetry, block=f"{symmetry.block}.searched" if symmetry.block else "searched")
@@ -228,7 +228,7 @@ def together(inferred: LawSet, searched: LawSet) -> LawSet:
 
 
 def issue(contents: CertificateContents, progress: Progress | None = None) -> Certificate:
-    """Make the proofs, and the certificate that says what they showed."""
+    """Prove the claims and return the certificate with their results."""
     findings = examine(contents, progress)
     tiers = findings.tiers
     body = {"format": FORMAT, "version": VERSION, **contents.record(), "claim": claim(contents, tiers)}
@@ -240,7 +240,7 @@ def _one(function: ParameterFunction, generator: torch.Generator) -> Any:
 
 
 def _inputs(program: Program) -> int:
-    """Return how many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
+    """Return the number of inputs to draw: few if many v share them, many if each may lie in its own region."""
     if not program.analytic:
         return max(8, program.size)
     return max(6, math.ceil(2 * program.size / program.outputs))

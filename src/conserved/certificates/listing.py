@@ -24,7 +24,7 @@ def list_forms(
     inputs: list[Input],
     seed: int,
 ) -> list[list[Form]]:
-    """Return laws whose gradients are independent at θ, by symmetry; what a tight enclosure excludes is left out."""
+    """Return laws with independent gradients at θ, by symmetry, without those that a tight enclosure excludes."""
     exact = [symmetry for symmetry in laws if symmetry.exact]
     missing = {name for symmetry in exact for name in symmetry.parameters} - function.start.keys()
     if missing:

@@ -113,7 +113,7 @@ def independence_bound(rows: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Independence:
-    """How the rank was proved, or that it was not: the bound reached, and with how many bits."""
+    """The result of proving a rank: the bound, and the number of bits used."""
 
     proved: bool
     bound: float
@@ -257,7 +257,7 @@ def prove_independent_laws(forms: Sequence[Form], theta: Sequence[float], bits: 
 
 
 def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) -> dict[Node, Array]:
-    """Return what every comparison of reals gives at (θ, x), certified."""
+    """Return the certified result of every comparison of reals at (θ, x)."""
     compared = [
         index
         for index, node in enumerate(program.nodes)

@@ -38,7 +38,7 @@ def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:
 
 
 def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tuple[Program, TypeLimits]:
-    """Return the program, and between which whole numbers PyTorch's integers of its nodes can count."""
+    """Return the program, and the range of PyTorch's integer type for each of its nodes."""
     leaves, spec = tree_flatten(x)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -180,7 +180,7 @@ def _refuse_strides(node: fx.Node) -> None:
 
 
 def _require_agreement(builder: Builder, target: Any, result: Any, seen: Any) -> Any:
-    """Return what a rule gave, with the shape and the type that PyTorch gave while tracing."""
+    """Return the result of a rule after comparing it with the shape and the type that PyTorch traced."""
     if isinstance(result, list | tuple):
         given = seen if isinstance(seen, list | tuple) else [None] * len(result)
         return type(result)(_require_agreement(builder, target, *pair) for pair in zip(result, given, strict=True))

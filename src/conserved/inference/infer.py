@@ -53,7 +53,7 @@ _READ_IN_PART = "this process reads only a part of it, and others may read the r
 _HELD = "a graph, a hook or a wrapper holds on to gradients of the parameters, so they are not moved"
 
 COMMUNICATES = "the program exchanges tensors with other processes"
-"""Why a program is not run again."""
+"""Reasons why a program is not run again."""
 
 LARGE = 100_000_000
 """Models with more parameters than this are followed on the meta device, where nothing is computed."""
@@ -95,7 +95,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
 
 
 def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
-    """Infer symmetries without holding them against the program.
+    """Infer symmetries without testing them on the program.
 
     For callers that change the typing rules on purpose: what they infer is a list of candidates, and not laws.
 
@@ -146,7 +146,7 @@ def _infer(
 
 
 def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether inputs may be kept as long as the laws are."""
+    """Return whether inputs are small enough to be stored with the laws."""
     tensors = [leaf for leaf in tree_flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= KEPT_BYTES
 
@@ -298,7 +298,7 @@ def _module(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return an input as one process would get it, with values: a sharded one is made up in its whole shape."""
+    """Return an input as a single process receives it; a sharded tensor is replaced by a whole one of made-up values."""
     return draw_values(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
 
 

@@ -35,7 +35,7 @@ from conserved.layout.flat_shards import forget_flat_shards
 
 
 def being_followed() -> bool:
-    """Return whether the forward pass that runs now is one that laws are read off, and not one of training."""
+    """Return whether the current forward pass runs to infer laws and not to train."""
     return CHECKING.get() or any(isinstance(mode, Recorder) for mode in dispatch_modes())
 
 
@@ -47,7 +47,7 @@ class FirstCall:
     """
 
     def __init__(self, called: nn.Module, model: nn.Module | None = None, *, loss: str = "any") -> None:
-        """Put the hook on a module; `close` takes it away.
+        """Add the hook to a module; `close` removes it.
 
         Args:
             called: the module that will be called.
@@ -71,7 +71,7 @@ class FirstCall:
 
     @property
     def model(self) -> nn.Module:
-        """The module whose laws are wanted."""
+        """The module whose laws are inferred."""
         result = self._model()
         if result is None:
             raise ReferenceError("The model whose first call was waited for is gone.")
@@ -88,7 +88,7 @@ class FirstCall:
         self.close()
 
     def close(self) -> None:
-        """Take the hook away and forget the inputs."""
+        """Remove the hook and release the inputs."""
         self._stop()
         self.call = None
         self.callbacks.clear()
@@ -111,7 +111,7 @@ class FirstCall:
             function()
 
     def _stop(self) -> None:
-        """Take everything off the modules."""
+        """Remove all hooks from the modules."""
         self._handle.remove()
         while self._undo:
             self._undo.pop()()
@@ -139,7 +139,7 @@ class FirstCall:
         return self._elsewhere
 
     def listen_to_compiled(self, called: nn.Module) -> None:
-        """See the next call of a module that was compiled in place, which runs no hooks outside the compiled code."""
+        """Record the next call of a module that was compiled in place and runs no hooks outside its compiled code."""
         compiled = called._compiled_call_impl
         if compiled is None or self._undo:
             return
@@ -163,7 +163,7 @@ class FirstCallsOfParts(FirstCall):
     """Remembers the first call of every part of a model, and infers the laws of all parts once each was called."""
 
     def __init__(self, called: nn.Module, model: nn.Module | None = None, *, loss: str = "any") -> None:
-        """Put a hook on every part; `close` takes them away.
+        """Add a hook to every part; `close` removes them.
 
         Args:
             called: a list or dictionary of modules.
@@ -191,7 +191,7 @@ class FirstCallsOfParts(FirstCall):
         )
 
     def close(self) -> None:
-        """Take the hooks away and forget the inputs."""
+        """Remove the hooks and release the inputs."""
         super().close()
         for part in self._parts.values():
             part.close()
@@ -218,11 +218,11 @@ class CachedLaws:
     def __init__(self, model: nn.Module) -> None:
         self.owner = weakref.ref(model)
         self.waiting: FirstCall | None = None
-        """The object that remembers the inputs of its first call."""
+        """The object that records the inputs of the model's first call."""
         self.laws: dict[str, _Known] = {}
-        """By the loss they were inferred for."""
+        """The laws, by the loss for which they were inferred."""
         self.walk: _Walk | None = None
-        """How the model was last gone through."""
+        """The last traversal of the model's modules and parameters."""
         self.audited: Any = None
         """The laws it was last audited with, as `auditing` keeps them."""
         self.layout: Any = None
@@ -243,7 +243,7 @@ _PLACE = "_kept_by_conserved"
 
 
 def cached_laws_of(model: nn.Module) -> CachedLaws:
-    """Return what was found out about a model; a copy that shares the attributes of another model has its own."""
+    """Return the cached laws of a model. A copy that shares attributes of another model has its own cache."""
     state = model.__dict__.get(_PLACE)
     if not isinstance(state, CachedLaws) or state.owner() is not model:
         state = model.__dict__[_PLACE] = CachedLaws(model)
@@ -251,7 +251,7 @@ def cached_laws_of(model: nn.Module) -> CachedLaws:
 
 
 def forget_model(model: nn.Module) -> None:
-    """Take everything that is kept with a model away from it."""
+    """Remove the cached laws of a model."""
     model.__dict__.pop(_PLACE, None)
     forget_flat_shards(model)
 
@@ -315,7 +315,7 @@ def laws_of_model(
 
 
 def _as_written() -> AbstractContextManager[Any]:
-    """Run compiled parts of a model eagerly, so that their operations are seen."""
+    """Run compiled parts of a model eagerly, so that their operations can be traced."""
     # Asking for a stance imports the compiler, which takes seconds; without it nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 

@@ -71,14 +71,14 @@ ROUNDING_FACTOR = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRun:
-    """How a program is run again: a function of its inputs, the inputs, and the tensors it reads."""
+    """A program that can be run again: a function of its inputs, the inputs, and the tensors it reads."""
 
     call: Callable[[Any], Any]
     inputs: Any
     parameters: Mapping[str, Tensor]
     buffers: Sequence[Tensor] = ()
     refused: str = ""
-    """Why the program may not be run with other parameters; empty if it may."""
+    """The reason why the program cannot run with other parameters; empty if it can."""
 
 
 def check_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, *, classes: int | None) -> LawSet:
@@ -443,7 +443,7 @@ def _weights(output: Tensor, classes: int | None, generator: torch.Generator) ->
 
 
 def _balance(laws: LawSet, point: _Gradients) -> tuple[LawSet, dict[str, Tensor], Balance]:
-    """Return the laws that move something, the gradients there are, and the sides of all identities."""
+    """Return the laws that move a parameter with a gradient, those gradients, and the sides of all identities."""
     theta = point.theta
     chosen = laws.select(lambda law: all(theta[name].numel() for name in law.parameters))
     gradients = {name: gradient for name, gradient in point.gradients.items() if gradient.numel()}

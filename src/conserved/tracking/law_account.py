@@ -85,7 +85,7 @@ class LawAccount:
         return self._ledger.account(lambda names: [Expansion.of(self.theta[name]) for name in names])
 
     def _measured(self, like: Sequence[Tensor]) -> list[Scales]:
-        """Return what changes are relative to and what rounding explains of them, with parameters as they are now."""
+        """Return the scale of changes and their rounding limits at the current parameters."""
         return [
             Scales.of(
                 stack,
@@ -101,7 +101,7 @@ class LawAccount:
         ]
 
     def _catch_up(self) -> None:
-        """Go on from the laws as they are now, after steps that were left out.
+        """Continue from the current laws, after steps that were left out.
 
         Nothing is known about the steps in between. Their drift counts as accounted for: what is left over is what the
         steps that were looked at leave.
@@ -116,7 +116,7 @@ class LawAccount:
         self._behind = False
 
     def use_precision(self, precision: torch.dtype) -> None:
-        """Take the backward pass to be in this precision, unless the configuration names one."""
+        """Set the precision of the backward pass, unless the configuration names one."""
         if self._config.precision is None and precision != self._precision:
             self._precision = precision
             self._coarsen()
@@ -238,7 +238,7 @@ class LawAccount:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of other laws."""
+        """Raise ValueError if a state belongs to other laws."""
         if list(state["laws"]) != list(self.laws.names):
             other = sorted(set(state["laws"]) ^ set(self.laws.names))
             raise ValueError(
@@ -247,7 +247,7 @@ class LawAccount:
             )
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore references and sums that `state` returned."""
         self.reference = Reference(dict(state["reference"]["values"]), dict(state["reference"]["scales"]))
         self._running = [
             RunningTotals(**{name: tensor.to(running.reference) for name, tensor in saved.items()})

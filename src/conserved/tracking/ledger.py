@@ -56,7 +56,7 @@ class StepAccount:
     law: Float[Tensor, "laws numbers"]
     """h(θ') after the step."""
     sizes: Float[Tensor, "laws rows"]
-    """Sums of squares of the rows of all legs: what rounding errors are in proportion to."""
+    """Sums of squares of the rows of all legs, to which rounding errors are proportional."""
     first: Mapping[str, Float[Tensor, "laws numbers"]]
     """First order by cause, without the gradient itself."""
     gradient_term: Float[Tensor, "laws numbers"]
@@ -81,7 +81,7 @@ class _SlotWeights:
     slots: tuple[Slot, ...]
     rate: Scalar
     matrices: dict[Hashable, Tensor] = field(default_factory=dict)
-    """Those that were sent to a device already, in some type."""
+    """Copies of the weights on devices, by device and type."""
 
     def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, SlotWeights]) -> dict[str, Tensor]:
         """Return Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
@@ -100,7 +100,7 @@ class _SlotWeights:
         return dict(zip(named, product.unflatten(1, forms.shape[1:]), strict=True))
 
     def _on(self, like: Tensor, rows: Sequence[Sequence[float]]) -> Tensor:
-        """Return rows of weights as a matrix where `like` is, of its type; sent there once."""
+        """Return rows of weights as a matrix on the device and in the type of `like`, from a cache."""
         key = like.device, like.dtype, (*map(tuple, rows),)
         if key not in self.matrices:
             self.matrices[key] = send_to_device(np.array(rows), like.device).to(like.dtype)
@@ -109,7 +109,7 @@ class _SlotWeights:
 
 @dataclass(slots=True, eq=False)
 class _Steps:
-    """A reader of the steps of parameters: a few tensors each, and coefficients that say what the step made of them."""
+    """A reader of the steps of parameters: a few tensors for each, and the coefficients that combine them."""
 
     expand: Callable[[Sequence[str]], Sequence[Expansion]]
     like: Mapping[str, Tensor]
@@ -148,7 +148,7 @@ class _Steps:
         return [*zip(map(self.like.__getitem__, names), strict=True)]
 
     def read(self, names: Sequence[str]) -> list[_Step]:
-        """Return the steps of some parameters, when their turn comes."""
+        """Return the steps of some parameters; called once for each portion."""
         return [_Step(expansion, self) for expansion in self.expand(names)]
 
 
@@ -221,7 +221,7 @@ class Ledger:
 
 
 def _side_by_side(single_sums: Sequence[Sums]) -> list[Sums]:
-    """Return batches of the same legs as one, so that what follows is done once for all of them."""
+    """Join batches of the same legs, so that the remaining work is done once for all of them."""
     if len(single_sums) == 1 or len({(len(sums.plus), len(sums.minus)) for sums in single_sums}) > 1:
         return list(single_sums)
 

@@ -35,7 +35,7 @@ class GroupSums:
     """Sums over a run of the hyperparameters of one parameter group, as exact theory needs them."""
 
     time: Scalar = 0.0
-    """Σ lr: how long gradient flow would have taken."""
+    """Σ lr, the corresponding time of gradient flow."""
     squares: Scalar = 0.0
     """Σ lr²."""
     decayed: Scalar = 0.0
@@ -46,7 +46,7 @@ class GroupSums:
 
 @dataclass(slots=True)
 class _Watched:
-    """One optimizer, and what its last step was made with."""
+    """One optimizer, and the hyperparameters of its last step."""
 
     optimizer: Optimizer
     rule: Rule
@@ -63,11 +63,11 @@ class _Watched:
     versions: dict[str, int] = field(default_factory=dict)
     """How often gradients had been written to when a step that is accounted for had used them."""
     skipped: Tensor | None = None
-    """One if a fused optimizer found infinities in the gradients and left everything as it was."""
+    """1 if a fused optimizer found infinities in the gradients and skipped the step."""
 
 
 class OptimizerWatch:
-    """Remembers hyperparameters, and parameters where a rule asks for them, step by step of some optimizers."""
+    """Records the hyperparameters of every step of some optimizers, and copies of parameters if a rule needs them."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class OptimizerWatch:
         return watched.sums[group]
 
     def descends_plainly(self, name: str) -> bool:
-        """Return whether a parameter is stepped by gradient descent and nothing else."""
+        """Return whether a parameter follows plain gradient descent."""
         watched, options = self._owner(name)
         return watched.rule.plain(options)
 
@@ -153,7 +153,7 @@ class OptimizerWatch:
         return [watched.sums for watched in self._watched]
 
     def missed(self) -> str:
-        """Say why the last step cannot be accounted for: gradients are gone, or there were several; empty if it can."""
+        """Return why the last step cannot be accounted for, such as cleared gradients; empty if it can."""
         for watched in self._watched:
             if watched.steps > 1:
                 return (
@@ -244,7 +244,7 @@ class OptimizerWatch:
             yield from zip(map(names.__getitem__, indices), expansion, strict=True)
 
     def _steps(self, watched: _Watched, group: int, names: Sequence[str]) -> Iterator[ParameterStep]:
-        """Yield what an optimizer did to parameters of one group."""
+        """Yield the steps of parameters of one group as their rule describes them."""
         parameters = [*map(self._theta.__getitem__, names)]
         states = [*map(watched.optimizer.state.__getitem__, parameters)]
         counts = self._counts(watched, names, [state.get("step") for state in states])
@@ -378,7 +378,7 @@ class OptimizerWatch:
                 self._copies[name] = self._theta[name].detach().clone()
 
     def _end(self, watched: _Watched, optimizer: Optimizer) -> None:
-        """Record what a step was made with."""
+        """Record the hyperparameters and the state of a step that has ended."""
         watched.depth -= 1
         if watched.depth > 0:
             return

@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def announced(work: str) -> Iterator[None]:
-    """Say what takes so long, and how far it is, every few seconds if the body takes more than one.
+    """Log the progress of a long block every few seconds.
 
     Args:
         work: what is done, such as "reading the laws".
@@ -65,7 +65,7 @@ def announced(work: str) -> Iterator[None]:
 
 
 def opening_line(monitor: Monitor, optimizers: list[Optimizer], autocast: Iterable[torch.dtype]) -> str:
-    """Say what is watched: laws and coverage, trained tensors, precision, ties, decayed gains, how often."""
+    """Return the first line of a run: laws and coverage, trained tensors, precision, ties, decayed gains, cadence."""
     model = monitor.model
     parts = [*_watched(monitor), _trained(model, optimizers), *_precision(model, autocast), *_tied(model)]
     parts += [*_decayed(model, optimizers), *_unusual(model, optimizers), *monitor.take_notes(), monitor.cadence]
@@ -107,7 +107,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def closing_line(monitor: Monitor) -> str:
-    """Return how the run went: steps, audits, what it cost, alarms, and the parts that are off."""
+    """Return the last line of a run: steps, audits, cost, alarms, and the parts that are off."""
     alarms, audits = len(monitor.alarms), len(monitor.audits)
     text = (
         f"{counted(monitor.count, 'step')}, {counted(audits, 'audit')}, "
