@@ -135,13 +135,13 @@ MISTAKES = [
     ("missing.py:small", "There is no file missing.py"),
     ("no.such.module:thing", "could not be imported"),
     ("FILE:absent", "has no 'absent'. It has: torch, Attention, SwiGLU, small"),
-    ("FILE:number", "is a int, neither a model nor a function"),
-    ("FILE:wrong", "returned a int, not a torch.nn.Module"),
+    ("FILE:number", "Expected a model or a function that returns one"),
+    ("FILE:wrong", "to return a torch.nn.Module, got a int"),
     ("FILE:failing", "failed: RuntimeError: no weights here"),
     ("FILE:failing sized=1", "unexpected keyword argument 'sized'"),
-    ("FILE:small heads", "is not an option of the form name=value"),
+    ("FILE:small heads", "Expected an option as name=value, got 'heads'"),
     ("FILE:ready dim=3", "is a model already"),
-    ("FILE:small --loss hinge", "Unknown loss 'hinge'"),
+    ("FILE:small --loss hinge", "got 'hinge'"),
     ("conserved.blocks:Attention dim=5 heads=2", "dim 5 is not a multiple of heads 2"),
 ]
 
@@ -236,7 +236,7 @@ class TestDiscoverCommand:
             ("FILE:Pair --inputs nowhere", "has no function 'nowhere'"),
             ("FILE:Pair --inputs 2,5", "failed on a random input"),
             ("FILE:dropout --inputs 2,3", "got two that differ"),
-            ("FILE:Pair --inputs 2,3 --loss hinge", "Unknown loss"),
+            ("FILE:Pair --inputs 2,3 --loss hinge", "got 'hinge'"),
         ],
     )
     def test_mistakes(
@@ -358,7 +358,7 @@ class TestExitCodesAndMistakes:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         assert run(monkeypatch, *(word.format(tmp_path) for word in words)) == 2
-        assert "There is no folder" in capsys.readouterr().err
+        assert "Expected an existing folder" in capsys.readouterr().err
         assert not (tmp_path / "no").exists()
 
     def test_stopping_a_command_is_said_in_one_line(

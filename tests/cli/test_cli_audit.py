@@ -89,8 +89,8 @@ def test_a_model_without_laws_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("FILE:small", "Say what the model takes"),
         ("FILE:small --inputs 6,5", "cannot be run on 6,5"),
-        ("FILE:small --inputs 6,8 --loss hinge", "Unknown loss"),
-        ("FILE:small --inputs 6,8 --autocast int8", "Unknown precision"),
+        ("FILE:small --inputs 6,8 --loss hinge", "got 'hinge'"),
+        ("FILE:small --inputs 6,8 --autocast int8", "got 'int8'"),
     ],
     ids=["inputs", "shape", "loss", "autocast"],
 )

@@ -83,10 +83,10 @@ def test_integers_are_drawn_below_their_bound(
         ("attention", ("--inputs", "q:bf17:2,3"), "Expected an input as [NAME:][PRECISION:]SHAPE"),
         ("attention", ("--inputs", "q:bf16:2,x"), "Expected a shape as sizes with commas"),
         ("attention", ("--inputs", "q:int:2,3"), "int:BOUND:SHAPE"),
-        ("halved", ("--inputs", "x:fp32:3", "--causal"), "takes neither causal nor is_causal"),
+        ("halved", ("--inputs", "x:fp32:3", "--causal"), "Expected a function with the option causal or is_causal"),
         ("attention", ("--inputs", "q:fp32:2,3"), "cannot be run on these inputs"),
         ("blank", ("--inputs", "x:fp32:3"), "with a grad_fn, got none"),
-        ("number", ("--inputs", "x:fp32:3"), "not a function"),
+        ("number", ("--inputs", "x:fp32:3"), "Expected a function, got"),
         ("missing", ("--inputs", "x:fp32:3"), "has no 'missing'"),
     ],
 )

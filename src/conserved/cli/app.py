@@ -123,7 +123,7 @@ def papers_installed() -> bool:
 def known_loss(loss: str) -> str:
     """Refuse a loss that has no name here."""
     if loss not in LOSSES:
-        raise UsageError(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.{did_you_mean(loss, LOSSES)}")
+        raise UsageError(f"Expected the loss {' or '.join(LOSSES)}, got {loss!r}.{did_you_mean(loss, LOSSES)}")
     return loss
 
 
@@ -133,9 +133,11 @@ def in_a_folder(path: Path | None) -> Path | None:
     A missing folder is not made, because it is more often a slip of the finger than a wish.
     """
     if path is not None and path.is_dir():
-        raise UsageError(f"{path} cannot be written, because it is a folder. Name a file in it.")
+        raise UsageError(f"Expected a file to write, got the folder {path}. Name a file in it.")
     if path is not None and not path.parent.is_dir():
-        raise UsageError(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
+        raise UsageError(
+            f"Expected an existing folder for {path.name}, got {path.parent}. Make it first, or name another."
+        )
     return path
 
 

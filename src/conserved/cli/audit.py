@@ -54,7 +54,7 @@ def _audit_files(
     if folder is None or laws is None or target is not None:
         raise UsageError("Expected --gradients DIR and --laws FILE together, and no model.")
     if autocast is not None and autocast not in AUTOCAST:
-        raise UsageError(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
+        raise UsageError(f"Expected the precision {' or '.join(AUTOCAST)}, got {autocast!r}. Pass one of them.")
     try:
         result = audit_dump(folder, laws, precision=None if autocast is None else AUTOCAST[autocast])
     except (OSError, ValueError) as problem:
@@ -99,7 +99,7 @@ def audit(
     from conserved.auditing.random_trial import AUTOCAST, trial
 
     if autocast is not None and autocast not in AUTOCAST:
-        raise UsageError(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
+        raise UsageError(f"Expected the precision {' or '.join(AUTOCAST)}, got {autocast!r}. Pass one of them.")
     given, words = split_words(options, inputs)
     model = load_model(target, given)
     drawn = inputs_of(target, words)

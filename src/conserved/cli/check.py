@@ -57,13 +57,13 @@ def check(
     specs = parse_inputs(words, "the function")
     function = load_named(target, "function")
     if not callable(function):
-        raise UsageError(f"{target} is a {type(function).__name__}, not a function.")
+        raise UsageError(f"Expected a function, got {target}, a {type(function).__name__}. Name a callable.")
     if causal:
         given[_causal_name(function, target)] = True
     generator = torch.Generator().manual_seed(seed)
     if specs[0].sampler:
         raise UsageError(
-            f"Expected shapes of the arguments, such as --inputs 5,4; got the function {specs[0].sampler!r}."
+            f"Expected shapes of the arguments, got the function {specs[0].sampler!r}. Pass --inputs 5,4, for example."
         )
     called = _names(specs, function)
     try:
@@ -96,7 +96,8 @@ def _causal_name(function: Any, target: str) -> str:
         if name in known:
             return name
     raise UsageError(
-        f"{target} takes neither causal nor is_causal; leave --causal out, or name the option as name=value."
+        f"Expected a function with the option causal or is_causal, got {target} without. Leave --causal out, or "
+        "name the option as name=value."
     )
 
 

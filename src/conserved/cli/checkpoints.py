@@ -29,9 +29,12 @@ SEVERAL = 6.0
 def check_folder(folder: Path) -> Path:
     """Refuse a folder that holds no checkpoint."""
     if not folder.is_dir():
-        raise UsageError(f"There is no folder {folder}.")
+        raise UsageError(f"Expected a folder, got {folder}, which does not exist. Check the path.")
     if not any(folder.glob("*.safetensors")):
-        raise UsageError(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
+        raise UsageError(
+            f"Expected a folder with config.json and safetensors files, got {folder} without weights. Name "
+            "another folder."
+        )
     return folder
 
 
@@ -54,7 +57,7 @@ def mappings(
     from conserved.transform.mapping import in_format, missing_form
 
     if form not in FORMATS:
-        raise UsageError(f"Unknown format {form!r}; expected one of {', '.join(FORMATS)}.{did_you_mean(form, FORMATS)}")
+        raise UsageError(f"Expected a format among {', '.join(FORMATS)}, got {form!r}.{did_you_mean(form, FORMATS)}")
     described = load_model(model or str(check_folder(folder)), [], weights=False)
     layer_mappings: list[Any] = found_mappings(described)
     incomplete = [] if form == "plain" else [mapping for mapping in layer_mappings if missing_form(mapping)]
@@ -206,7 +209,7 @@ def _load(folder: Path) -> nn.Module:
 def _free(out: Path | None) -> None:
     """Refuse a folder that has something in it before any work is done."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not an empty folder; name another.")
+        raise UsageError(f"Expected an empty folder to write to, got {out}. Name another.")
 
 
 def _save(model: nn.Module, folder: Path, out: Path | None) -> None:

@@ -73,7 +73,10 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
             raise UsageError(f"{target} is a model already; options such as {options[0]!r} are for factories.")
         return factory
     if not callable(factory):
-        raise UsageError(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
+        raise UsageError(
+            f"Expected a model or a function that returns one, got {target}, a {type(factory).__name__}. Name "
+            "another object."
+        )
     # The same command says the same: a factory that draws random weights draws the same ones every time.
     torch.manual_seed(0)
     try:
@@ -86,7 +89,9 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     except (Exception, SystemExit) as problem:
         raise UsageError(f"{target} failed: {type(problem).__name__}: {problem}") from problem
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{target} returned a {type(model).__name__}, not a torch.nn.Module.")
+        raise UsageError(
+            f"Expected {target} to return a torch.nn.Module, got a {type(model).__name__}. Return the model."
+        )
     return model
 
 
@@ -146,7 +151,7 @@ def _run(path: Path) -> ModuleType:
 def _option(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
-        raise UsageError(f"{text!r} is not an option of the form name=value.")
+        raise UsageError(f"Expected an option as name=value, got {text!r}. Write heads=4, for example.")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

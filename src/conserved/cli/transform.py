@@ -61,7 +61,7 @@ def equalize(
 
     if objective not in OBJECTIVES:
         meant = did_you_mean(objective, OBJECTIVES)
-        raise UsageError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.{meant}")
+        raise UsageError(f"Expected an objective among {', '.join(OBJECTIVES)}, got {objective!r}.{meant}")
     if scheme is not None:
         _fit_and_report(folder, out, scheme, texts, model, dry=dry_run, as_json=as_json)
         return
@@ -93,7 +93,7 @@ def _fit_and_report(
 
     if scheme not in SCHEMES:
         raise UsageError(
-            f"Unknown scheme {scheme!r}; expected one of {', '.join(SCHEMES)}.{did_you_mean(scheme, SCHEMES)}"
+            f"Expected a scheme among {', '.join(SCHEMES)}, got {scheme!r}.{did_you_mean(scheme, SCHEMES)}"
         )
     laws = _laws(folder, out, model, dry=dry)
     if texts is None:
@@ -161,9 +161,12 @@ def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> La
     if out is None and not dry:
         raise UsageError("Name the folder to write to with -o, or ask for a --dry-run.")
     if not folder.is_dir():
-        raise UsageError(f"There is no folder {folder}.")
+        raise UsageError(f"Expected a folder, got {folder}, which does not exist. Check the path.")
     if not any(folder.glob("*.safetensors")):
-        raise UsageError(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
+        raise UsageError(
+            f"Expected a folder with config.json and safetensors files, got {folder} without weights. Name "
+            "another folder."
+        )
     return symmetries_of(load_model(model or str(folder), [], weights=False))
 
 
@@ -201,7 +204,7 @@ def _lines(texts: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as problem:
         raise UsageError(f"{texts} cannot be read as text: {problem}") from problem
     if not lines:
-        raise UsageError(f"{texts} holds no lines of text.")
+        raise UsageError(f"Expected lines of text in {texts}, got none. Name another file.")
     return lines
 
 
@@ -215,7 +218,7 @@ def _parse_scales(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor
     try:
         value = float(number)
     except ValueError:
-        raise UsageError(f"{text!r} is not of the form NAME=NUMBER.") from None
+        raise UsageError(f"Expected an element as NAME=NUMBER, got {text!r}. Write neurons=2.0, for example.") from None
     pattern = re.compile(".*".join(map(re.escape, name.split("*"))))
     matches = [s for s in symmetries if pattern.fullmatch(s.name)]
     if not separator or not matches:

@@ -298,7 +298,7 @@ def _module(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return an input as a single process receives it; a sharded tensor is replaced by a whole one of made-up values."""
+    """Return an input as a single process receives it; a sharded tensor is made up as a whole tensor."""
     return draw_values(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
 
 
