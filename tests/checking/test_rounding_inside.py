@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conserved import check
-from conserved.checking.random_rounding import rounding_spread
+from conserved.checking.random_rounding import _occurs, rounding_spread
 from conserved.inference.probing.numerical_function import function_of
 from conserved.verdict import Status
 
@@ -96,3 +96,14 @@ def test_a_decision_that_rounding_makes_shows() -> None:
     function = function_of(smaller, [x], {})
     spread = rounding_spread(function, function.values, [torch.ones((), dtype=torch.float64)], 2.0**-9)
     assert bool((spread.decisions[0] >= 1).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [10, 50_000])
+def test_entries_that_an_operand_holds_are_those_that_a_sort_finds(dtype: torch.dtype, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    operand = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).abs()
+    drawn = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).abs()
+    entries = torch.where(torch.arange(size) % 3 == 0, operand.flip(0), drawn).reshape(2, -1)
+    assert torch.equal(_occurs(entries, operand), torch.isin(entries, operand))
+    assert not _occurs(drawn + 100, operand).any()

@@ -22,7 +22,6 @@ from conserved.checking.input_regimes import regime_tests
 from conserved.checking.jax_functions import as_tensors, takes_jax_arrays, torch_form
 from conserved.checking.line_derivatives import has_derivative, moves_in_steps
 from conserved.checking.pass_under_test import Setting
-from conserved.checking.random_rounding import rounding_spread
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
 from conserved.checking.rounding_errors import rounding_errors
@@ -223,7 +222,7 @@ def _without_lost_digits(setting: Setting, tests: Sequence[GradientTest]) -> tup
     failed = {name for test in tests if not test.ok and test.method is not Method.PRESENCE for name in test.gradients}
     if not failed:
         return list(tests), []
-    spread = rounding_spread(function, function.values, setting.gradients, setting.noise.unit)
+    spread = setting.rounding
     lost = {
         name: NOISE * rms(deviation.expand_as(grad)) / (rms(grad) or 1.0)
         for name, grad, deviation in zip(function.names, setting.grads, spread.grads, strict=True)

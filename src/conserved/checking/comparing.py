@@ -11,7 +11,6 @@ from torch import Tensor
 from conserved.checking.gradient_test import NOISE, Gap, GradientTest, Method, gap_between
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
-from conserved.checking.random_rounding import rounding_spread
 from conserved.inference.probing.noise import TENSOR_CORE_UNIT, by_row, wide
 
 Gradients = Sequence[Tensor | None]
@@ -68,8 +67,7 @@ def compare(
 
 def _rounding_of(setting: Setting, index: int) -> Tensor:
     """Return how far a gradient may be off because intermediate results are rounded."""
-    function = setting.function
-    spread = rounding_spread(function, function.values, setting.gradients, setting.noise.unit)
+    spread = setting.rounding
     return NOISE * spread.grads[index] + 2 * spread.decisions[index]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from conserved.checking.random_rounding import RoundingSpread, rounding_spread
 from conserved.inference.probing.noise import FunctionNoise
 from conserved.inference.probing.numerical_function import NumericalFunction, Values
 
@@ -32,6 +33,16 @@ class Setting:
     """The rounding of the form that was given, where this is another, more precise form of it."""
     compiler: str = ""
     """The backend of torch.compile under which gradients are compared too; none if empty."""
+
+    _rounding: list[RoundingSpread] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def rounding(self) -> RoundingSpread:
+        """How its outputs and gradients vary when intermediate results are rounded anew: measured when asked for."""
+        if not self._rounding:
+            function = self.function
+            self._rounding.append(rounding_spread(function, function.values, self.gradients, self.noise.unit))
+        return self._rounding[0]
 
     @property
     def late(self) -> bool:

@@ -30,6 +30,16 @@ _TYPICAL = 4.0
 """Medians of its changes above which the largest one is another decision: of 24 normal changes it is 3.3 medians."""
 
 
+_SORTED = 1024
+"""Entries below which sorting them costs no more than a table of hashes does."""
+
+_TABLE = 22
+"""Binary digits of a hash: operands of a million entries fill a quarter of the table."""
+
+_ODD = 0x1E3779B97F4A7C15
+"""An odd number near 2**61 divided by the golden ratio: products with it spread over their leading digits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingSpread:
     """How outputs and gradients vary when intermediate results are rounded again.
@@ -67,14 +77,39 @@ class _RoundAtRandom(TorchDispatchMode):
         return result
 
     def _round(self, result: Tensor, operands: Sequence[Tensor], numbers: Sequence[float]) -> None:
-        known = [operand.to(result.dtype).flatten() for operand in operands if operand is not result]
+        known = [operand.to(result.dtype) for operand in operands if operand is not result]
+        if any(operand.shape == result.shape and torch.equal(operand, result) for operand in known):
+            return
+        known = [operand.flatten() for operand in known]
         known.append(torch.tensor([0.0, *numbers], device=result.device).to(result.dtype))
-        same = torch.isin(result.abs(), torch.cat(known).abs())
+        same = _occurs(result.abs(), torch.cat(known).abs())
         # Up to one spacing: what is of this precision already would not move by less, and results of several roundings
         # that agree in it may lie that far apart.
         size = 2 * self._unit
         drawn = torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) * 2 - 1
         result.copy_(torch.where(same, result, (wide(result) * (1 + size * drawn)).to(result.dtype)))
+
+
+def _occurs(entries: Tensor, among: Tensor) -> Tensor:
+    """Return which entries are found among others, as `torch.isin` does, which sorts them all."""
+    if among.numel() < _SORTED:
+        return torch.isin(entries, among)
+    table = torch.zeros(1 << _TABLE, dtype=torch.bool, device=entries.device)
+    key, other = _hashed(entries), _hashed(among)
+    table[other] = True
+    possible = table[key]
+    if not possible.any() or entries.dtype.itemsize == 2:
+        return possible
+    table.zero_()[key[possible]] = True
+    return possible.masked_scatter(possible, torch.isin(entries[possible], among[table[other]]))
+
+
+def _hashed(tensor: Tensor) -> Tensor:
+    """Return numbers below 2**22 that depend on the bits of each entry; in half precision they are the bits."""
+    if tensor.dtype.itemsize == 2:
+        return tensor.contiguous().view(torch.int16).long()
+    bits = tensor.contiguous().view(torch.int32 if tensor.dtype.itemsize == 4 else torch.int64).long()
+    return (bits * _ODD >> (62 - _TABLE)) & ((1 << _TABLE) - 1)
 
 
 def rounding_spread(

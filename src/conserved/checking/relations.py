@@ -14,7 +14,6 @@ from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.line_derivatives import has_derivative
 from conserved.checking.part_relations import parts_alone, parts_reordered, sums_reordered
 from conserved.checking.pass_under_test import Setting
-from conserved.checking.random_rounding import rounding_spread
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import copy_tensor, reseed
 
@@ -115,9 +114,8 @@ def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
                 again = measure_noise(function, setting.gradients, seed=seed, shorter=16.0)
                 noise = min(noise, again.relative[index])
         if noise > limit:
-            function = setting.function
-            spread = rounding_spread(function, function.values, setting.gradients, setting.noise.unit).grads[index]
-            explained = rms(spread.expand_as(function.values[index])) / (rms(setting.grads[index]) or 1.0)  # type: ignore[arg-type]
+            spread = setting.rounding.grads[index]
+            explained = rms(spread.expand_as(setting.function.values[index])) / (rms(setting.grads[index]) or 1.0)  # type: ignore[arg-type]
             if explained > noise / _AS_INTENDED:
                 yield f"d{name} is rounding of larger terms: how finely it is computed was not tested"
                 continue
