@@ -493,7 +493,9 @@ def campaign_settled() -> str:
         for row in chosen:
             notes = [
                 row["report"],
-                "" if row["shown"] else "script not run",
+                {True: "", False: f"not with PyTorch {record['torch'].partition('+')[0]}", None: "not run"}[
+                    row["shown"]
+                ],
                 "stands" if "stands" in row["test"] else "",
             ]
             detail = ", ".join(note for note in notes if note)

@@ -189,3 +189,13 @@ def test_biases_near_zero_are_no_symmetry_because_they_move_little(seed: int) ->
     x = torch.randn(5, 4, generator=generator)
     a, b = (1e-3 * torch.randn(8, generator=generator) for _ in range(2))
     assert conserved.check(residual_block, x, a, b).ok
+
+
+def test_a_root_of_zero_has_no_gradient_that_could_be_wrong(x: Tensor) -> None:
+    x[0, 0] = 0
+    assert conserved.check(lambda x: x.abs().sqrt(), x).ok
+
+
+def test_a_division_of_zero_by_zero_at_a_finite_slope_is_a_defect(x: Tensor) -> None:
+    x[0] = 0
+    assert not conserved.check(lambda x: (x * x).sum(-1).sqrt(), x).ok

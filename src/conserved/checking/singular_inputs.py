@@ -29,9 +29,10 @@ def move_singular_entries(function: NumericalFunction) -> NumericalFunction:
     values = list(function.values)
     moved = []
     for index, grad in enumerate(grads):
-        if grad is None or not bool(torch.isinf(grad).any()) or bool(torch.isnan(grad).any()):
+        if grad is None or bool(torch.isfinite(grad).all()):
             continue
-        singular = torch.isinf(grad)
+        # An infinite slope times a zero, as that of |x| at its kink, is NaN.
+        singular = ~torch.isfinite(grad)
         if _slope(function, index, singular, 1 / _NEARER) > _STEEPER * _slope(function, index, singular, 1.0):
             values[index] = _displaced(values[index], singular, 1.0)
             moved.append(function.names[index])
