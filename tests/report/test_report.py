@@ -807,7 +807,7 @@ class TestCommand:
         assert opened == [page.as_uri()]
         assert "open the file yourself" in capsys.readouterr().out
         assert run(monkeypatch, "report", str(tmp_path / "store.db"), "-o", str(tmp_path / "no" / "page.html")) == 2
-        assert "There is no folder" in capsys.readouterr().err
+        assert "Expected an existing folder" in capsys.readouterr().err
         assert not (tmp_path / "no").exists()
 
     @pytest.mark.parametrize(
@@ -817,7 +817,7 @@ class TestCommand:
             ("text.txt", "page.html", "is not a run store"),
             ("empty.db", "page.html", "Nothing has been recorded in empty.db yet"),
             (".", "page.html", "is a folder"),
-            ("empty.db", ".", "is a folder"),
+            ("empty.db", ".", "got the folder"),
         ],
         ids=["missing", "not a store", "an empty store", "a folder as store", "a folder as output"],
     )
