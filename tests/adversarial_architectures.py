@@ -1870,7 +1870,7 @@ def nearly() -> Iterator[tuple[str, Case]]:
             "hidden tiny curvature": (lambda p, x: ((h := x @ p.a) + 1e-8 * h.square()).relu() @ p.b, plain),
             "hidden large scale": (lambda p, x: (h := (x @ p.a) * 1e6).tanh() / 1e6 @ p.b + h @ p.b, plain),
             "same at odd sizes": (
-                lambda p, x: ((h := x @ p.a).relu() if len(x) % 2 == 0 else h) @ p.b,
+                lambda p, x: ((x @ p.a).relu() if len(x) % 2 == 0 else x @ p.a) @ p.b,
                 plain,
             ),
             "last row apart": (
