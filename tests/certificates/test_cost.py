@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import conserved_verify
-from conserved.certificates import MalformedError
+from conserved.certificates import MalformedError, cost
 from conserved.certificates.certificate import Certificate
 from conserved.certificates.contents import CertificateContents
 from conserved.certificates.cost import MOST_NUMBERS, cost_of, program_cost
@@ -136,11 +136,19 @@ def test_both_checkers_refuse_by_a_stated_error() -> None:
         conserved_verify.verify(record)
 
 
-def test_a_product_count_beyond_the_limit_is_refused() -> None:
-    """Few entries and many products: a long inner axis, and many words."""
+def test_proofs_of_too_many_products_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     record = certificate(outer_products(300, 1), 2)
     contents = Certificate.of(record).contents
     assert cost_of(contents).numbers < MOST_NUMBERS
+    monkeypatch.setattr(cost, "MOST_PRODUCTS", cost_of(contents).products)
+    Certificate.of(record)
+    monkeypatch.setattr(cost, "MOST_PRODUCTS", cost_of(contents).products - 1)
+    with pytest.raises(MalformedError, match="products, got"):
+        Certificate.of(record)
+
+
+def test_more_words_than_parameters_are_refused() -> None:
+    record = certificate(outer_products(300, 1), 2)
     record["words"] = [[0]] * 3
     with pytest.raises(MalformedError, match="at most 2 words"):
         Certificate.of(record)
@@ -149,9 +157,9 @@ def test_a_product_count_beyond_the_limit_is_refused() -> None:
 def test_costs_are_those_of_the_program() -> None:
     """Three nodes of 2, 3 and 3 entries, one outer product of 9, a sum of 9 and of 3."""
     program = Program(nodes=tuple(outer_products(3, 0)), output=6, size=2)
-    cost = program_cost(program)
-    assert cost.numbers == 2 + 3 + 3 + 9 + 3 + 1 + 1
-    assert cost.products == cost.numbers + 9 + 9 + 3
+    run = program_cost(program)
+    assert run.numbers == 2 + 3 + 3 + 9 + 3 + 1 + 1
+    assert run.products == run.numbers + 9 + 9 + 3
 
 
 def test_the_memory_of_a_symbolic_argument_is_bounded_over_all_its_nodes() -> None:
