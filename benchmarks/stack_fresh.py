@@ -166,7 +166,7 @@ register(
 register("fresh: HSDP 2 x 2, odd sizes, accumulation", partial(shards, mesh=(2, 2), micro=2), {}, 4)
 register(
     "fresh: FSDP2, shards of columns",
-    partial(shards, shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0)),
+    partial(shards, shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 and p.shape[1] % 2 == 0 else Shard(0)),
     {"a shard of columns is doubled": {"change": changes("layers.1.attention.wo", 2.0, (1,))}},
 )
 register("fresh: FSDP2, offloaded", partial(shards, offload_policy=CPUOffloadPolicy(pin_memory=False)), {})
