@@ -376,7 +376,15 @@ def check_hidden() -> str:
 
 def parallel_stacks() -> str:
     """Parallel runs with a default monitor: right ones, and the same with a defect."""
-    record = stored("stack_variants")
+    return _parallel_runs(stored("stack_variants"))
+
+
+def parallel_combinations() -> str:
+    """Other models and combinations in parallel with a default monitor."""
+    return _parallel_runs(stored("stack_fresh"))
+
+
+def _parallel_runs(record: dict[str, Any]) -> str:
     runs = record["configurations"]
     right, wrong, failed = [], [], []
     for name, row in runs.items():
@@ -397,8 +405,8 @@ def parallel_stacks() -> str:
             right.append((name, row["processes"], row.get("tested", 0), coverage, verdict, len(row["alarms"])))
     heads = ("right run", "processes", "identities", "parameters", "audits", "alarms")
     defects = table(("defect", "step", "tensor", "rank"), wrong)
-    rest = f"Did not run: {'; '.join(failed)}."
-    return f"{table(heads, right)}\n\n{defects}\n\n{rest}\n\n{made_on(record)}"
+    rest = f"Did not run: {'; '.join(failed)}.\n\n" if failed else ""
+    return f"{table(heads, right)}\n\n{defects}\n\n{rest}{made_on(record)}"
 
 
 def parallel_scale() -> str:
