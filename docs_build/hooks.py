@@ -130,20 +130,52 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML; long tables, which are looked up and not read, folded."""
+    """Formulas as MathML; long tables and entries of the reference, which are looked up and not read, folded."""
     content = re.sub(r"<table>.*?</table>", _folded, content, flags=re.DOTALL)
+    content = fold_entries(content)
     return re.sub(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', _mathml, content, flags=re.DOTALL)
 
 
-LONG_TABLE = 14
-"""Rows from which on a table is folded."""
+LONG_TABLE = 60
+"""Cells from which on a table is folded."""
+WORDY_TABLE = 1300
+"""Characters of text from which on a table is folded."""
 
 
 def _folded(found: re.Match[str]) -> str:
-    rows = found[0].count("<tr>") - 1
-    if rows < LONG_TABLE:
+    rows, cells = found[0].count("<tr>") - 1, len(re.findall(r"<td\b", found[0]))
+    if cells < LONG_TABLE and len(re.sub(r"<[^>]*>|\s+", " ", found[0])) < WORDY_TABLE:
         return found[0]
     return f"<details><summary>Table of {rows} rows</summary>{found[0]}</details>"
+
+
+LONG_ENTRY = 1500
+"""Characters of HTML from which on an entry of the reference is folded behind its first sentence."""
+
+
+def fold_entries(content: str) -> str:
+    """Fold what the reference says of each name, but for its heading, so that links to names lead somewhere."""
+    entries: list[tuple[int, int]] = []
+    depth, opened = 0, None
+    for tag in re.finditer(r"<div\b[^>]*>|</div>", content):
+        if tag[0] == "</div>":
+            depth -= 1
+            if opened is not None and depth == opened[1]:
+                entries.append((opened[0], tag.end()))
+                opened = None
+            continue
+        if opened is None and "doc-contents" in tag[0]:
+            opened = (tag.start(), depth)
+        depth += 1
+    for first, last in reversed(entries):
+        entry = content[first:last]
+        if len(entry) < LONG_ENTRY:
+            continue
+        paragraph = re.search(r"<p>(.*?)</p>", entry, flags=re.DOTALL)
+        sentence = re.split(r"(?<=[.:])\s", paragraph[1], maxsplit=1)[0] if paragraph else "More"
+        folded = f"<details><summary>{sentence}</summary>{entry}</details>"
+        content = content[:first] + folded + content[last:]
+    return content
 
 
 def _mathml(found: re.Match[str]) -> str:
@@ -199,7 +231,8 @@ def examples() -> str:
         said = inspect.cleandoc(re.match(r'"""(.*?)"""', source, re.DOTALL)[1])  # type: ignore[index]
         first, _, rest = said.partition("\n")
         lines += ["", f"## {path.stem} {{#{path.stem}}}", "", first, rest, ""]
-        lines += [f'```python title="examples/{path.name}"', source.rstrip(), "```"]
+        code = [f'```python title="examples/{path.name}"', *source.rstrip().splitlines(), "```"]
+        lines += ['??? example "The script"', *(f"    {line}".rstrip() for line in code)]
     return "\n".join(lines) + "\n"
 
 

@@ -126,6 +126,31 @@ def ran(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return result.stdout
 
 
+def entry(sentence: str, words: int) -> str:
+    inside = f"<div class='doc doc-children'><p>{'word ' * words}</p></div>"
+    contents = f'<div class="doc doc-contents "><p>{sentence}</p>{inside}</div>'
+    return f'<div class="doc doc-object"><h3 id="x">x</h3>{contents}</div>'
+
+
+def test_long_entries_of_the_reference_are_folded_behind_their_first_sentence() -> None:
+    content = hooks.fold_entries(f"<p>before</p>{entry('Return it. And more.', 400)}{entry('Short.', 3)}<p>after</p>")
+    assert re.findall(r"</h3><details><summary>(.*?)</summary>", content) == ["Return it."]
+    assert content.count("<div") == content.count("</div>") == 6
+    assert content.endswith("</div><p>after</p>")
+    assert content.index("</div></details></div>") < content.index("Short.")
+
+
+def test_tables_of_many_cells_or_words_are_folded_and_others_are_not() -> None:
+    def folded(rows: int, cell: str) -> bool:
+        body = f"<tr><td>{cell}</td><td>{cell}</td></tr>" * rows
+        table = f"<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody>{body}</tbody></table>"
+        return hooks.on_page_content(table, None, None, None).startswith("<details>")  # type: ignore[arg-type]
+
+    assert not folded(11, "a few words")
+    assert folded(30, "1")
+    assert folded(11, "many " * 20)
+
+
 def test_tables_are_those_of_the_stored_results() -> None:
     late = [path.name for path in tables.pages() if tables.filled(path.read_text("utf-8")) != path.read_text("utf-8")]
     assert not late, "run make docs"
