@@ -136,7 +136,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     return re.sub(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', _mathml, content, flags=re.DOTALL)
 
 
-LONG_TABLE = 60
+LONG_TABLE = 48
 """Cells from which on a table is folded."""
 WORDY_TABLE = 1300
 """Characters of text from which on a table is folded."""

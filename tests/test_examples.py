@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -99,3 +101,53 @@ def test_a_model_that_nothing_was_said_about_has_all_its_laws() -> None:
     assert len(laws) > 3
     exact = laws.select(lambda symmetry: symmetry.exact)
     assert exact.verify(lambda: model(ids, labels=ids).loss).holds
+
+
+RECIPES = {
+    "balance_adapters": ("peft", (), r"balanced: 2 symmetries moved 4 tensors; .*\nchange of logits: \d\.\de-0[5-9]"),
+    "quantise_with_torchao": ("torchao", ("a",), r"w8a8: .*\n(.*\n)*relative change of logits: 0\.0"),
+    "quantise_with_llm_compressor": ("llmcompressor", ("a", "out"), r"int8-channel: .*\n(.*\n)*written to out"),
+}
+"""By script what it needs, its arguments, and what it prints."""
+
+
+def checkpoint(folder: Path, seed: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def test_every_recipe_is_listed() -> None:
+    assert {path.stem for path in (EXAMPLES / "recipes").iterdir()} == {*RECIPES, "align_and_merge"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_from_end_to_end(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, arguments, printed = RECIPES[name]
+    pytest.importorskip(package)
+    checkpoint(tmp_path / "a", 0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / "recipes" / f"{name}.py"), run_name="__main__")
+    assert re.search(printed, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("mergekit-yaml") and shutil.which("conserved")), reason="needs mergekit")
+def test_checkpoints_are_aligned_and_merged(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        checkpoint(tmp_path / name, seed)
+    command = ["sh", str(EXAMPLES / "recipes" / "align_and_merge.sh"), "a", "b", "merged"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    before, after = map(float, re.search(r"distance (\S+) → (\S+)", ran.stdout).groups())  # type: ignore[union-attr]
+    assert after < before
+    assert (tmp_path / "merged" / "config.json").exists()

@@ -92,6 +92,21 @@ def test_every_command_on_models_takes_the_same_words(
     assert "12" in capsys.readouterr().out or command == "audit"
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("conserved.blocks:Attention", "dim=4"), "Add heads=VALUE after the model."),
+        ((*BLOCK, "kvheads=1"), "Did you mean 'kv_heads'"),
+        (("torch.nn:Embedding", "num_embeddings=5", "embedding_dim=3", "--inputs", "2,4"), "tokens:BOUND:SHAPE"),
+    ],
+)
+def test_a_wrong_argument_or_input_is_answered_with_what_to_write(
+    words: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", *words) == 2
+    assert hint in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["attention", "laws", "audit"])
 @pytest.mark.usefixtures("as_users_run_it")
 def test_inputs_that_a_model_cannot_take_are_bad_usage_in_every_command(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -87,12 +88,27 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     except configured_models.BadConfigError:
         raise
     except (Exception, SystemExit) as problem:
-        raise UsageError(f"{target} failed: {type(problem).__name__}: {problem}") from problem
+        hint = argument_hint(factory, given) if isinstance(problem, TypeError) else ""
+        raise UsageError(f"{target} failed: {type(problem).__name__}: {problem}{hint}") from problem
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"Expected {target} to return a torch.nn.Module, got a {type(model).__name__}. Return the model."
         )
     return model
+
+
+def argument_hint(factory: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """Return how to write the arguments that a factory misses, or which it may have been meant to get, or nothing."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    missing = [f"{one.name}=VALUE" for one in named if one.default is one.empty and one.name not in given]
+    if missing:
+        return f". Add {' '.join(missing)} after the model."
+    unknown = [name for name in given if name not in {one.name for one in named}]
+    return f".{did_you_mean(unknown[0], [one.name for one in named])}" if unknown else ""
 
 
 def load_named(target: str, label: str, otherwise: str = "") -> Any:
@@ -185,7 +201,8 @@ def runs_on(target: str, words: Sequence[str]) -> Iterator[None]:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
         called = " ".join(words) or "the inputs it was given"
-        raise UsageError(f"{target} cannot be run on {called}: {type(problem).__name__}: {problem}") from problem
+        hint = " Write tokens:BOUND:SHAPE for integers below a bound." if "Long" in str(problem) else ""
+        raise UsageError(f"{target} cannot be run on {called}: {type(problem).__name__}: {problem}.{hint}") from problem
 
 
 def call_of(
