@@ -135,6 +135,7 @@ def judge(
         "source": one.source,
         "module": one.program.__module__.removeprefix("error_programs."),
         "how": one.how,
+        "processes": one.processes,
         "why": one.why or reason_for(one.name),
         "line": told_apart(*lines),
         "as": "alarm" if any(a["certain"] for a in named) else "statement" if named else "",

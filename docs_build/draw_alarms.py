@@ -49,6 +49,9 @@ SUBJECTS = {"outputs": "outputs", "schedule": "a schedule", "state": "the optimi
 """Pictures that are not of a kind, and what they are about."""
 
 
+_KIND = re.compile(r" {4}(loop|update|gradient|replica|precision|hardware), step \d+")
+
+
 def output_of(program: Program, *rank: int) -> str:
     """Return what a program writes to the terminal with a default monitor."""
     written = io.StringIO()
@@ -76,16 +79,18 @@ def _together(rank: int, folder: str) -> None:
 def draw(kind: str, text: str) -> Path:
     """Write a picture of a terminal with this text; the alarm stands out."""
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    for line in text.splitlines():
-        alarm = re.match(r"steps? \d+", line) is not None
-        console.print(Text(line, style="bold yellow" if alarm else "dim"))
+    lines = text.splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        # The second line of an alarm says its kind and step.
+        style = "bold yellow" if _KIND.match(after) else "yellow" if _KIND.match(line) else "dim"
+        console.print(Text(line, style=style))
     path = TARGET / f"alarm_{kind}.svg"
     drawn = console.export_svg(
         title=f"an alarm about {SUBJECTS[kind]}" if kind in SUBJECTS else f"an alarm of kind {kind}",
         unique_id=f"alarm-{kind}",
     )
-    # Readers of the page ask no other server for a font.
-    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S))
+    # Readers of the page ask no other server for a font; clipping would cut underscores off the last line.
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*| clip-path=\"[^\"]*\"", "", drawn, flags=re.S))
     return path
 
 

@@ -1666,7 +1666,7 @@ def silent_errors() -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in stored("silent_errors")["rows"]:
         theirs = row["source"].startswith("TrainCheck:")
-        two = row["module"] in ("processes", "ranks", "replicas", "peers", "pairs")
+        two = row["processes"] == 2
         group = "TrainCheck's 20 issues" if theirs else "others, two processes" if two else "others, one process"
         groups.setdefault(group, []).append(row)
     names = ("TrainCheck's 20 issues", "others, one process", "others, two processes")
@@ -1689,9 +1689,21 @@ def _outcomes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
     """Count what became of errors; those of which a line or a call is the answer stand apart."""
     named = [row for row in rows if row["named"] and row["late"] <= 1]
     late = [row for row in rows if row["seen"] and row not in named]
-    told = [row for row in rows if not row["seen"] and (row["line"] or row["how"] == "call")]
+    told = [row for row in rows if not row["seen"] and (row["line"] or row.get("call") or row["how"] == "call")]
     unseen = len(rows) - len(named) - len(late) - len(told)
     return len(named), len(late), len(told), unseen, sum(bool(row["twin"]) for row in rows)
+
+
+def unseen_errors() -> str:
+    """Silent errors that a default monitor does not see, by the reason for it."""
+    reasons: dict[str, list[str]] = {}
+    for row in stored("silent_errors")["rows"]:
+        if row["seen"] or row["line"] or row.get("call") or row["how"] == "call":
+            continue
+        reasons.setdefault(row["why"] or "No reason is known.", []).append(row["error"])
+    rows = [(reason, len(names), "; ".join(names)) for reason, names in reasons.items()]
+    rows.sort(key=lambda row: -row[1])
+    return table(("reason", "number", "errors"), rows)
 
 
 def first_sight() -> str:

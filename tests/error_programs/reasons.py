@@ -110,6 +110,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "What differs by rank from the first step on, as experts do, is not known to be a replica.": (
         "experts that differ by rank are averaged over ranks",
         "all ranks have one seed, and so the same batches",
+        "a norm before split layers has the gradient of one half",
     ),
     "State in plain attributes of a program is out of sight.": (
         "running means of features are plain attributes and a resume has not got them",

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from conserved.alarm import Alarm
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities, StepIdentity, TrainingStep
 from conserved.tracking.identities.entry_samples import EntrySample
+from conserved.tracking.identities.equal_replicas import reducing_processes
 from conserved.tracking.identities.fingerprints import fingerprints
 from conserved.tracking.identities.gradient_sizes import GradientSizes
 from conserved.tracking.identities.reference_steps import rule_for
@@ -260,3 +264,12 @@ def test_running_statistics_that_a_bad_batch_spoils_are_named(bad: float | None)
     identities.close()
     found = [(alarm.code, alarm.laws) for alarm in alarms if alarm.code == "statistics"]
     assert found == ([] if bad is None else [("statistics", ("1.running_mean", "1.running_var"))])
+
+
+def test_the_processes_that_a_wrapper_reduces_over_are_counted(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        assert reducing_processes(DistributedDataParallel(nn.Linear(2, 2))) == 1
+        assert reducing_processes(nn.Linear(2, 2)) == 0
+    finally:
+        dist.destroy_process_group()

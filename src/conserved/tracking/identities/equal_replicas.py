@@ -108,6 +108,12 @@ class EqualReplicas(StepIdentity):
     def begin(self, step: TrainingStep) -> None:
         if not distributed():
             return
+        over = reducing_processes(step.called)
+        if 0 < over < dist.get_world_size():
+            # So does data parallelism beside other kinds.
+            step.notes.append(
+                f"DistributedDataParallel reduces gradients over {over} of {dist.get_world_size()} processes"
+            )
         named = [(name, p) for name, p in step.model.named_parameters() if _replicated(p)]
         if len(named) != sum(1 for _ in step.model.parameters()):
             # Sharded in part: what is left plain may be a part of something as well.
@@ -501,6 +507,12 @@ def _has_hook(called: nn.Module) -> bool:
     """Return whether a data-parallel wrapper has a communication hook, which may leave reductions to others."""
     wrapper = _wrapper(called)
     return wrapper is not None and bool(getattr(wrapper, "_comm_hooks", ()))
+
+
+def reducing_processes(model: nn.Module) -> int:
+    """Return over how many processes the wrappers in a model reduce gradients, the fewest of them; 0 without any."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    return min((wrapper.process_group.size() for wrapper in wrappers), default=0)
 
 
 def _replicated(parameter: Tensor) -> bool:
