@@ -276,33 +276,6 @@ def part_not_wrapped(wrong: bool, rank: int) -> Monitor:
     return train(model, adamw(model))
 
 
-@case("what only earlier micro-batches use is not reduced with the last", "replica", words="differ", processes=2,
-      source="composer 9")  # fmt: skip
-def used_early_only(wrong: bool, rank: int) -> Monitor:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(12, 4)
-
-        def forward(self, x: Tensor, which: int) -> Tensor:
-            return (self.b if which else self.a)(self.body(x).relu())
-
-    torch.manual_seed(3)
-    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
-    optimizer = adamw(model)
-    torch.manual_seed(10 + rank)
-    with Monitor(model, optimizer) as monitor:
-        for _ in range(5):
-            optimizer.zero_grad()
-            for micro in range(2):
-                x, y = batch()
-                model.require_backward_grad_sync = not wrong or micro == 1
-                F.cross_entropy(model(x, micro), y).backward()
-            optimizer.step()
-            monitor.step()
-    return monitor
-
-
 @case("a head that replaces another after wrapping is not reduced", "replica", words="differ", processes=2,
       source="PyTorch forum, DDP")  # fmt: skip
 def head_after_wrapping(wrong: bool, rank: int) -> Monitor:

@@ -106,7 +106,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "Processes that average weights in every step, or hold other parts of a model, need no common gradient.": (
         "the wrapper reduces over a group of one process",
-        "what only earlier micro-batches use is not reduced with the last",
         "weights are broadcast in every step and gradients are not reduced",
     ),
     "What differs by rank from the first step on, as experts do, is not known to be a replica.": (
