@@ -33,6 +33,11 @@ _POLL = (0.0005, 0.02)
 _SERIAL = itertools.count()
 
 
+def several_processes() -> bool:
+    """Return whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 class NotTogetherError(ConservedError, RuntimeError):
     """A computation over several processes is not made, because not all of them take part."""
 

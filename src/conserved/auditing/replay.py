@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
@@ -25,6 +24,7 @@ from conserved.boundary import Hook, guarded
 from conserved.errors import ConservedError
 from conserved.inference import being_followed
 from conserved.inference.program_state import preserve_state
+from conserved.rank_agreement import several_processes
 
 SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
@@ -330,7 +330,7 @@ def state_kept(model: nn.Module) -> Iterator[None]:
 
 def alone() -> bool:
     """Whether this is the only process: gradients of several may be averages, which the pass of one does not give."""
-    return not torch.distributed.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+    return not several_processes()
 
 
 def _fully_sharded(model: nn.Module) -> bool:

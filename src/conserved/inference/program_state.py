@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved._torch_compat import buffers_of, forward_hooks_of, preserve_version_counter
+from conserved.rank_agreement import several_processes
 
 CHECKING: ContextVar[bool] = ContextVar("conserved_program_check", default=False)
 """Whether the forward pass that runs now is one that tests laws or the program, and not one of training."""
@@ -39,7 +39,7 @@ REWRITTEN: Any = WeakTensorKeyDictionary()
 @contextmanager
 def _parameters_kept(model: nn.Module) -> Iterator[None]:
     """Restore parameters that a forward pass gives other data, or is known to write to."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if several_processes():
         # Sharded parameters get other data in every pass, and lose it afterwards.
         yield
         return

@@ -24,11 +24,10 @@ from conserved.inference import FirstCall, NoExampleError
 from conserved.inference.live import FirstCallsOfParts, forget_model, in_parts, parts_of
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
-from conserved.laws.renaming import laws_for
-from conserved.output.lines import counted
 from conserved.rank_agreement import (
     NotTogetherError,
     confirm_together,
+    several_processes,
 )
 from conserved.run_names import new_run_name
 from conserved.store import Sink, open_sink
@@ -40,7 +39,7 @@ from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
-from conserved.tracking.peers import Peers, is_first_process, several_processes
+from conserved.tracking.peers import Peers, is_first_process
 from conserved.tracking.process_laws import SPREAD, laws_of_process
 from conserved.tracking.run_audits import (
     AUDIT,
@@ -55,10 +54,9 @@ from conserved.tracking.run_results import RunResults
 from conserved.tracking.status_lines import announced, closing_line, opening_line, say
 from conserved.tracking.step_times import READING, StepTimes
 from conserved.tracking.step_watch import StepWatch
-from conserved.tracking.time_budget import LEAST, SHARE_ON_CPU, SHARE_ON_GPU, TimeBudget, check_budget
+from conserved.tracking.time_budget import TimeBudget, budget_for, check_budget
 from conserved.tracking.trained_parameters import Outline, Signature, orphan_alarm, outline, signature
-from conserved.tracking.watched_laws import NoLawError, Where, optimizers_of, selector, unwrapped
-from conserved.tracking.watching_cost import FIRST
+from conserved.tracking.watched_laws import NoLawError, Where, check_filter, named_as_in, optimizers_of, unwrapped
 
 LOGGER = logging.getLogger("conserved")
 
@@ -152,7 +150,7 @@ class Monitor(RunResults):
         self._boundary.when_failed(self._withdraw)
         self._boundary.attempt(STEP, self._peers.announce)
         self._stop, self._every, self._audit_every = stop, every, audit
-        self._budget = self._make_budget(budget)
+        self._budget = budget_for(self.model, budget)
         self._known: LawAccount | None = None
         self._audits: Audits | None = None
         self._first: FirstCall | None = None
@@ -218,36 +216,11 @@ class Monitor(RunResults):
         if laws is None:
             self._wait_for_call()
         else:
-            given = self._given_laws(laws)
-            self._check_filter(given)
+            given = named_as_in(self.model, laws)
+            check_filter(where, given)
             self._boundary.attempt(LAWS, self._watch_laws, given)
 
     # Setting up
-
-    def _make_budget(self, share: float | None) -> TimeBudget:
-        parameters = list(self.model.parameters())
-        on_host = all(p.device.type in ("cpu", "meta") for p in parameters)
-        return TimeBudget(
-            share=share or (SHARE_ON_CPU if on_host else SHARE_ON_GPU),
-            least=LEAST if on_host and share is None else 0.0,
-            first=1 if on_host else FIRST,
-            on_processor=on_host and not several_processes(),
-        )
-
-    def _given_laws(self, laws: LawSet | str | Path) -> LawSet:
-        """Return given laws under the names of this model; those of a twin may have others."""
-        read = laws if isinstance(laws, LawSet) else LawSet.load(laws)
-        parameters = dict(self.model.named_parameters())
-        known = parameters.keys() | read.parameters.keys()
-        if all(name in known for symmetry in read for name in symmetry.parameters):
-            return read if read.parameters else laws_for(read, parameters)
-        return laws_for(read, parameters)
-
-    def _check_filter(self, laws: LawSet) -> None:
-        """Raise ValueError if `where` selects none of the laws that were given."""
-        if self._where is not None and len(laws) and not len(laws.select(selector(self._where))):
-            known = counted(len(laws), "law")
-            raise ValueError(f"Expected `where` to select a law, got {self._where!r}. Choose among: {known}.")
 
     def _listen(self) -> None:
         """Put the hooks that need no laws on the optimizers and the model."""

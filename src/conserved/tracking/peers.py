@@ -11,7 +11,7 @@ from conserved.auditing.backward_pass import layout_with
 from conserved.inference.live import parts_of
 from conserved.laws import LawSet
 from conserved.layout import GivenLayout
-from conserved.rank_agreement import RankAgreement, announce_monitor, retract_monitor
+from conserved.rank_agreement import RankAgreement, announce_monitor, retract_monitor, several_processes
 from conserved.tracking.process_laws import shared_laws
 
 
@@ -51,11 +51,6 @@ class Peers:
                 retract_monitor(self._announced)
             else:
                 self.agreement.withdraw()
-
-
-def several_processes() -> bool:
-    """Return whether this process is one of several."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def is_first_process() -> bool:

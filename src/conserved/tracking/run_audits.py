@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,7 +33,7 @@ from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.layout import GivenLayout, is_sharded
-from conserved.rank_agreement import active_agreement
+from conserved.rank_agreement import active_agreement, several_processes
 from conserved.tracking.audit_entry import AuditEntry
 from conserved.tracking.left_gradients import LeftGradients
 from conserved.tracking.replayed_gradients import differs_in_one_entry, is_unrelated, repair_gradients
@@ -315,7 +314,7 @@ class Audits:
         Where parameters are sharded, all processes give the same answer.
         """
         able = not self._pass.obstacle
-        if not self._pass.together or not dist.is_initialized() or dist.get_world_size() == 1:
+        if not self._pass.together or not several_processes():
             return able
         agreement = active_agreement()
         # Without an agreement nobody knows whether the other processes are about to replay as well.
@@ -435,7 +434,7 @@ def _needs_others(model: nn.Module, laws: LawSet) -> str:
 
     A pass that waits for other processes, which do not run it again, would wait for ever.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not several_processes():
         return ""
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         # Sharded passes are replayed by all processes together.

@@ -16,7 +16,7 @@ from conserved._torch_compat import version_of
 from conserved.boundary import Boundary, Hook
 from conserved.inference import being_followed
 from conserved.layout.deepspeed import is_partitioned
-from conserved.tracking.identities.step_identity import distributed
+from conserved.rank_agreement import several_processes
 
 PRECISION = "precision of passes"
 """The stage that notices autocast."""
@@ -181,7 +181,7 @@ class StepWatch:
         if torch.is_grad_enabled() and not being_followed():
             first = next(module.parameters(), None)
             # Parameters that shards are gathered into are no leaves either.
-            self.substituted |= first is not None and not first.is_leaf and not distributed()
+            self.substituted |= first is not None and not first.is_leaf and not several_processes()
             self._passes += 1
             self._pass_versions = self.versions()
             self._on_pass()

@@ -24,6 +24,11 @@ import math
 from collections import deque
 from statistics import median
 
+from torch import nn
+
+from conserved.rank_agreement import several_processes
+from conserved.tracking.watching_cost import FIRST
+
 LEAST = 2e-3
 """Seconds a step that a monitor may take on a CPU, whatever the share: a tiny model steps in less than a millisecond,
 and a share of that buys nothing."""
@@ -144,6 +149,17 @@ class TimeBudget:
         if surplus <= 0:
             return MOST
         return min(max(math.ceil((median(self._looks) - base) / surplus), 1), MOST)
+
+
+def budget_for(model: nn.Module, share: float | None) -> TimeBudget:
+    """Return the budget of a monitor of a model: by default a larger share, and a least time, on a CPU."""
+    on_host = all(p.device.type in ("cpu", "meta") for p in model.parameters())
+    return TimeBudget(
+        share=share or (SHARE_ON_CPU if on_host else SHARE_ON_GPU),
+        least=LEAST if on_host and share is None else 0.0,
+        first=1 if on_host else FIRST,
+        on_processor=on_host and not several_processes(),
+    )
 
 
 def _is_power_of_two(step: int) -> bool:

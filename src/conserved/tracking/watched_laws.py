@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from torch.optim import Optimizer
 from conserved._torch_compat import has_step_hooks
 from conserved.errors import ConservedError
 from conserved.laws import Dropped, LawSet
-from conserved.laws.renaming import wrapped_module
+from conserved.laws.renaming import laws_for, wrapped_module
 from conserved.layout import named_parameters_of
+from conserved.output.lines import counted
 from conserved.symmetry import Symmetry
 
 Where = str | Iterable[str] | Callable[[Symmetry], bool]
@@ -82,6 +84,23 @@ def _bind(model: nn.Module, laws: LawSet, optimized: set[int]) -> dict[str, Tens
                 )
             theta[name] = parameter
     return theta
+
+
+def named_as_in(model: nn.Module, laws: LawSet | str | Path) -> LawSet:
+    """Return given laws, or those of a file, under the names of a model; those of a twin may have others."""
+    read = laws if isinstance(laws, LawSet) else LawSet.load(laws)
+    parameters = dict(model.named_parameters())
+    known = parameters.keys() | read.parameters.keys()
+    if read.parameters and all(name in known for symmetry in read for name in symmetry.parameters):
+        return read
+    return laws_for(read, parameters)
+
+
+def check_filter(where: Where | None, laws: LawSet) -> None:
+    """Raise ValueError if `where` selects none of the laws that were given."""
+    if where is not None and len(laws) and not len(laws.select(selector(where))):
+        known = counted(len(laws), "law")
+        raise ValueError(f"Expected `where` to select a law, got {where!r}. Choose among: {known}.")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from conserved.laws.identities import TOLERANCE
 from conserved.layout import layout_of
 from conserved.layout.megatron import carries_attributes
 from conserved.layout.replicas import projections
+from conserved.rank_agreement import several_processes
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints, varies
@@ -25,7 +26,6 @@ from conserved.tracking.identities.rank_exchange import RankExchange
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
-    distributed,
     grouped_parameters,
     is_plain,
 )
@@ -106,7 +106,7 @@ class EqualReplicas(StepIdentity):
         """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
 
     def begin(self, step: TrainingStep) -> None:
-        if not distributed():
+        if not several_processes():
             return
         over = reducing_processes(step.called)
         if 0 < over < dist.get_world_size():

@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 from conserved.boundary import guarded
 from conserved.layout import layout_of
 from conserved.layout.gradients import gradient_of, owned_ranges, scatters_gradients
+from conserved.rank_agreement import several_processes
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.rank_exchange import MOST, RankExchange
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
 
 _PARAMETERS = 4
 """Parameters that are looked at: the smallest with enough entries."""
@@ -61,7 +62,7 @@ class ReducedGradients(StepIdentity):
         """By process, the parameters that its optimizers hold, where they may be dealt out; None in other runs."""
 
     def begin(self, step: TrainingStep) -> None:
-        if not distributed():
+        if not several_processes():
             return
         # Exchanges are numbered, so that every process makes one.
         exchange, layout = RankExchange("reductions"), layout_of(step.model)

@@ -17,10 +17,11 @@ from conserved.laws.identities import TOLERANCE
 from conserved.layout.gradients import gradient_of, owned_ranges
 from conserved.layout.megatron import SharedTableRanks, is_shared_with_stages, shared_table_ranks, stage_ranks
 from conserved.layout.replicas import projections
+from conserved.rank_agreement import several_processes
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.rank_exchange import RankExchange
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
 
 _Sums = list[float]
 """The square of a norm, and two projections."""
@@ -42,7 +43,7 @@ class SharedTables(StepIdentity):
         self._reported = False
 
     def begin(self, step: TrainingStep) -> None:
-        if not distributed():
+        if not several_processes():
             return
         # Exchanges are numbered, so that every stage makes one, also those between that share no table.
         exchange = RankExchange("shared tables") if stage_ranks() else None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.moment import HostCopy
+from conserved.rank_agreement import several_processes
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.model_structure import ModelStructure
 from conserved.tracking.identities.run_objects import RunObjects
@@ -89,7 +90,7 @@ class TrainingStep:
     @property
     def rank(self) -> int | None:
         """The number of this process; None outside a distributed run."""
-        return dist.get_rank() if distributed() else None
+        return dist.get_rank() if several_processes() else None
 
     def report(self, finding: StepFinding) -> None:
         """Keep a finding; it is about the step under way, unless it says another."""
@@ -231,11 +232,6 @@ def _call_site() -> int:
         lines.append((id(frame.f_code), frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]
     return hash(tuple(lines))
-
-
-def distributed() -> bool:
-    """Return whether this process is one of several."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def grouped_parameters(optimizer: Optimizer) -> list[Tensor]:

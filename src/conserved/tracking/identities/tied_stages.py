@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from conserved.inference.live import cached_laws_of
 from conserved.layout.megatron import carries_attributes, stage_ranks
+from conserved.rank_agreement import several_processes
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.fingerprints import fingerprints, varies
 from conserved.tracking.identities.rank_exchange import MOST, RankExchange
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed, is_plain
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
 
 _FEW = 0.25
 """The largest share of a model's tensors that are shared on purpose."""
@@ -34,7 +35,7 @@ class TiedStages(StepIdentity):
         self._reported = False
 
     def begin(self, step: TrainingStep) -> None:
-        if not distributed():
+        if not several_processes():
             return
         # Exchanges are numbered, so that every process makes one.
         exchange = RankExchange("tied stages")
