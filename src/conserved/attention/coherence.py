@@ -68,7 +68,7 @@ class KeySpace:
 
 
 def _singular(keys: TokenMoments) -> tuple[Tensor, Tensor]:
-    """Return singular values of the scatter factor, falling, and the vectors to its right as rows."""
+    """Return singular values of the scatter factor in descending order, and its right singular vectors as rows."""
     if not keys.orthogonal:
         _, values, basis = torch.linalg.svd(keys.factor, full_matrices=False)
         return values, basis

@@ -198,7 +198,7 @@ class _OutsideReads(TorchDispatchMode):
 
 
 def refuse_outside_reads(function: ParameterFunction, owned: Mapping[str, Tensor], theta: Tensor, x: Any) -> None:
-    """Refuse functions that read parameters in another way than the one by which they are given new ones.
+    """Raise UnsuitableError if a function reads parameters in a way that does not see substituted values.
 
     Args:
         function: the function, which is given θ.

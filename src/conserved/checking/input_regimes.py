@@ -384,7 +384,7 @@ def _derivatives_add_up(
 
 
 def _tells(gap: DerivativeGap, each: _Pass) -> bool:
-    """Return whether a derivative is known well enough to say something; a limit that is not a number says nothing."""
+    """Return whether the limit of a derivative is small enough for a test; a limit of NaN never is."""
     return gap.scale > 0 and gap.converged and gap.limit <= each.useful * gap.scale
 
 

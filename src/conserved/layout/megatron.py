@@ -219,7 +219,7 @@ def _axes_of_checkpoint(model: nn.Module, parameters: Mapping[str, Tensor], name
 
 
 def _same_storage(entry: Any, own: Mapping[str, Tensor], wanted: Mapping[int, str]) -> str | None:
-    """Return the parameter whose memory an entry of a checkpoint shows."""
+    """Return the parameter that shares memory with an entry of a checkpoint."""
     data = getattr(entry, "data", None)
     if not isinstance(data, Tensor):
         return None

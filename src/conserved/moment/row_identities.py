@@ -145,7 +145,7 @@ class RowIdentities:
         return None if layout is None else _place_products(products, layout, batch.degrees[number])
 
     def sizes(self, tensors: PlainTensors) -> RowSizes:
-        """Return ‖μ(θ, G)‖ of all of them, and what it is held against.
+        """Return ‖μ(θ, G)‖ of all row identities, and the scales of their residuals.
 
         Of all parameters, then of all of their gradients.
         """

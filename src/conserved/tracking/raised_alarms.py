@@ -28,7 +28,7 @@ class RaisedAlarms:
 
     @property
     def all(self) -> list[Alarm]:
-        """The defects seen so far: alarms that one defect explains are one."""
+        """The defects so far; alarms that one defect explains are merged."""
         return [alarm for alarm in self._groups.all if alarm.certain]
 
     @property

@@ -67,7 +67,7 @@ class RankExchange:
 
     @property
     def compared(self) -> int:
-        """Number of other processes that this one reads."""
+        """The number of other processes whose records this one reads."""
         return len(self._others())
 
     def _others(self) -> list[int]:
