@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import jaxtyping
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import typed_calls
 import zero_tangents
@@ -34,7 +34,7 @@ typed_calls.install()
 zero_tangents.install()
 
 # How long an example takes says something about the machine.
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 # Processes that tests start import the packages of this tree, as the tests do.
