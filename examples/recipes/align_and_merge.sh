@@ -12,4 +12,4 @@ models:
   - model: $3.aligned
     parameters: {weight: 0.5}
 YAML
-mergekit-yaml "$3.yaml" "$3"
+mergekit-yaml "$3.yaml" "$3" --no-write-model-card  # the card asks the hub
