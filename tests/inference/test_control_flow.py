@@ -115,6 +115,7 @@ def test_another_operator_that_takes_functions_is_unknown_and_may_read_every_par
     laws = recognize(model(lambda p, x: applied(lambda h: h @ p.b, x @ p.a)), torch.randn(5, 3))
     assert [symmetry.name for symmetry in laws if "b" in symmetry.parameters] == []
     assert any("applied_in_a_test" in name for name in laws.unknown)
+    assert laws.checked is None or dict(laws.checked.refuted) == {}
 
 
 def test_a_branch_on_data_is_not_certified() -> None:
