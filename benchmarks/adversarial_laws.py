@@ -32,7 +32,7 @@ from adversarial_models import models
 from catalogue import entries
 from conserved import recognize
 from conserved.inference import infer
-from conserved.inference.program_check import EXACT
+from conserved.inference.validation.program_check import EXACT
 from law_checks import check, subject, undefined
 from measure import RESULTS, save
 

@@ -24,7 +24,7 @@ from catalogue import Entry, entries
 from conserved import LawSet, recognize
 from conserved.inference.derivation import Derivation
 from conserved.inference.rules import base_name
-from conserved.inference.types import Type
+from conserved.inference.types.tensor_type import Type
 from measure import RESULTS, commit, machine
 
 SUMS = ("add", "sub", "index_add", "index_put", "scatter_add", "where", "addmm")

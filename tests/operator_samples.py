@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from conserved import recognize
 from conserved._torch_compat import TorchDispatchMode
-from conserved.inference.double_precision import in_double_precision
+from conserved.inference.validation.double_precision import in_double_precision
 from conserved.symmetry import GeneralLinear, OneScale, Scaling, Translation
 
 MOST_ENTRIES = 3000

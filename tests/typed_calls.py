@@ -24,7 +24,7 @@ __name__ = "conserved.tests.typed_calls"
 TESTS = int(os.environ.get("CONSERVED_TYPED_TESTS", "15"))
 """In so many tests of a process the first call of a function is checked."""
 
-_UNCHECKED = ("conserved.inference.hidden_inputs",)
+_UNCHECKED = ("conserved.inference.program.hidden_inputs",)
 """Modules whose functions are called for every call of a program that is followed, by the interpreter itself."""
 
 _always = jaxtyping.jaxtyped

@@ -20,8 +20,8 @@ from adversarial_layers import Function
 from conserved import Symmetry, certify, recognize
 from conserved.discovery import UnsuitableError
 from conserved.discovery.function import tensors_in
-from conserved.inference.caught_errors import is_error_caught
-from conserved.inference.hidden_inputs import HiddenInputs, tensors_held
+from conserved.inference.program.caught_errors import is_error_caught
+from conserved.inference.program.hidden_inputs import HiddenInputs, tensors_held
 from sampling import sampled
 
 pytestmark = [pytest.mark.usefixtures("as_users_run_it"), pytest.mark.filterwarnings("ignore")]

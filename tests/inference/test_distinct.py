@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conserved.inference.types import distinct
+from conserved.inference.types.tensor_type import distinct
 
 GENERATOR = np.random.default_rng(0)
 

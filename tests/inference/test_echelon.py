@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conserved.inference.echelon import Echelon, Equation, Exact, back_substitute, eliminate
+from conserved.inference.types.echelon import Echelon, Equation, Exact, back_substitute, eliminate
 
 
 def dense_rank(rows: list[Equation], columns: int) -> int:

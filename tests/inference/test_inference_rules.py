@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.inference.capture import capture
-from conserved.inference.captured_program import CapturedProgram
-from conserved.inference.exponentials import separate
-from conserved.inference.types import Field, Type
+from conserved.inference.program.capture import capture
+from conserved.inference.program.captured_program import CapturedProgram
+from conserved.inference.symmetries.exponentials import separate
+from conserved.inference.types.tensor_type import Field, Type
 from conserved.inference.typing import Typing, type_program
 
 Function = Callable[..., Tensor]

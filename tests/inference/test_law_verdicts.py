@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import program_grammar
 from conserved import LawSet, Symmetry, Verdict, blocks, recognize
 from conserved.inference import infer
-from conserved.inference.program_check import POINTS, check_on_program
-from conserved.inference.signed_sets import SignedSets
+from conserved.inference.types.signed_sets import SignedSets
+from conserved.inference.validation.program_check import POINTS, check_on_program
 from conserved.symmetry import GeneralLinear, Leg, Scaling
 from conserved.verdict import Status
 from law_checks import check as check_laws

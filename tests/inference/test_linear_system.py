@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conserved.inference.system import LinearSystem
+from conserved.inference.types.system import LinearSystem
 
 Equation = list[tuple[Fraction, int]]
 
@@ -75,7 +75,7 @@ def test_sums_over_positions(joined: bool) -> None:
 
 def test_sums_over_positions_are_merged_and_not_eliminated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one equation for each position, layer and feature, one for each position and layer is left at most."""
-    from conserved.inference import echelon, system
+    from conserved.inference.types import echelon, system
 
     eliminated: list[int] = []
     eliminate = echelon.eliminate

@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from conserved import recognize
-from conserved.inference.collectives import UnfollowedCollectiveError
-from conserved.inference.local_laws import laws_of_one_process
+from conserved.inference.processes.local_laws import laws_of_one_process
+from conserved.inference.program.collectives import UnfollowedCollectiveError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet
-from conserved.inference.capture import capture
+from conserved.inference.program.capture import capture
 from conserved.moment import Direction
 from conserved_papers.lab.fits import exponent
 from flow import follow

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from conserved import LawSet, audit, blocks, recognize
-from conserved.inference import capture as captured
 from conserved.inference import infer
-from conserved.inference.rotation import Rotations
+from conserved.inference.program import capture as captured
+from conserved.inference.symmetries.rotation import Rotations
 
 
 @pytest.fixture

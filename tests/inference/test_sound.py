@@ -25,10 +25,10 @@ from adversarial_layers import Function
 from adversarial_models import Adversary, models
 from adversarial_structures import STATEFUL, Stateful
 from conserved import LawSet, Symmetry, recognize
-from conserved.inference import program_check
-from conserved.inference.capture import capture
-from conserved.inference.captured_program import CapturedProgram
+from conserved.inference.program.capture import capture
+from conserved.inference.program.captured_program import CapturedProgram
 from conserved.inference.rules import RULES, Step
+from conserved.inference.validation import program_check
 from conserved.laws import ProgramCheck
 from conserved.symmetry import GeneralLinear, Leg, OneScale, Scaling, Translation, View
 from conserved.verdict import Status

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conserved
-from conserved.inference import infer, recorder
+from conserved.inference import infer
+from conserved.inference.program import recorder
 
 WIDTH, HEAD, POSITIONS = 8, 4, 24
 

@@ -13,7 +13,7 @@ from conserved._torch_compat import tree_map_only
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
-from conserved.inference.moving_parameters import move_parameters, runs
+from conserved.inference.further_laws.moving_parameters import move_parameters, runs
 from conserved.laws.identities import HALF
 from conserved.layout import has_flat_shards
 from conserved.moment import Direction, Plan, Point

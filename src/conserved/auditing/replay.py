@@ -23,7 +23,7 @@ from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import Hook, guarded
 from conserved.errors import ConservedError
 from conserved.inference import being_followed
-from conserved.inference.program_state import preserve_state
+from conserved.inference.program.program_state import preserve_state
 from conserved.rank_agreement import several_processes
 
 SCALE = 1.37

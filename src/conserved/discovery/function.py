@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from conserved._torch_compat import parameters_of, tree_map
 from conserved.errors import InvalidInputError
-from conserved.inference.control_flow import control_flow_as_python, run_again_if_compiler_loads
-from conserved.inference.hidden_inputs import HiddenInputs, tensors_held
+from conserved.inference.program.control_flow import control_flow_as_python, run_again_if_compiler_loads
+from conserved.inference.program.hidden_inputs import HiddenInputs, tensors_held
 from conserved.laws.shared_memory import memory_of, overlapping
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference.captured_program import Operation
-from conserved.inference.engine import ReadPart
 from conserved.inference.laws_up_to_epsilon import ForgottenScale, ForgottenScales, count_calls
+from conserved.inference.program.captured_program import Operation
 from conserved.inference.rules import Known, base_name
-from conserved.inference.symmetries import Assembly
-from conserved.inference.types import Type, spread
+from conserved.inference.symmetries.assembly import Assembly
+from conserved.inference.types.engine import ReadPart
+from conserved.inference.types.tensor_type import Type, spread
 from conserved.inference.typing import Typing
 from conserved.laws import ProgramCheck
 from conserved.symmetry import Symmetry

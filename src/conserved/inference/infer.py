@@ -15,24 +15,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved._torch_compat import tree_flatten, tree_map_only
-from conserved.inference.capture import capture
-from conserved.inference.captured_program import CapturedProgram
-from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExampleError, example_inputs
-from conserved.inference.gathered_rows import GATHERED, assumed_atoms, laws_of_gathered_rows, occur
-from conserved.inference.gradient_accumulators import held_elsewhere
-from conserved.inference.materialised_models import draw_values, is_sharded, materialize
-from conserved.inference.naming import name_symmetries
-from conserved.inference.parameters_without_gradient import inert, read_in_part
-from conserved.inference.probed import with_probed
-from conserved.inference.program_check import ProgramRun, check_on_program
-from conserved.inference.program_state import preserve_state
+from conserved.inference.further_laws.dependent_inputs import dependent_inputs
+from conserved.inference.further_laws.parameters_without_gradient import inert, read_in_part
+from conserved.inference.further_laws.probed import with_probed
+from conserved.inference.further_laws.unread_rows import over_unread_rows
+from conserved.inference.processes.gathered_rows import GATHERED, assumed_atoms, laws_of_gathered_rows, occur
+from conserved.inference.processes.single_process import runs_on_several, single_process_copy
+from conserved.inference.program.capture import capture
+from conserved.inference.program.captured_program import CapturedProgram
+from conserved.inference.program.gradient_accumulators import held_elsewhere
+from conserved.inference.program.materialised_models import draw_values, is_sharded, materialize
+from conserved.inference.program.program_state import preserve_state
 from conserved.inference.reading_progress import PROGRESS
-from conserved.inference.single_process import runs_on_several, single_process_copy
-from conserved.inference.symmetries import Assembly
+from conserved.inference.symmetries.assembly import Assembly
+from conserved.inference.symmetries.naming import name_symmetries
 from conserved.inference.typing import Typing, type_program
-from conserved.inference.unread_rows import over_unread_rows
+from conserved.inference.validation.program_check import ProgramRun, check_on_program
 from conserved.laws import Dropped, LawSet
 from conserved.laws.renaming import wrapped_module
 from conserved.laws.shared_memory import shared_among

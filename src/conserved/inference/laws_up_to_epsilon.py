@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.errors import ConservedError
-from conserved.inference.engine import SoftenedCharges
 from conserved.inference.rules import base_name
-from conserved.inference.system import Solution
+from conserved.inference.symmetries.unnamed_symmetry import LegPart
+from conserved.inference.types.engine import SoftenedCharges
+from conserved.inference.types.system import Solution
 from conserved.inference.typing import Typing
-from conserved.inference.unnamed_symmetry import LegPart
 from conserved.symmetry import Symmetry
 
 FUNCTIONS = ("native_layer_norm", "fused_rms_norm", "rms_norm", "native_group_norm", "native_batch_norm")

@@ -24,10 +24,10 @@ from conserved._torch_compat import children_of, dispatch_modes, in_function_tra
 from conserved.boundary import LAWS, guarded
 from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
-from conserved.inference.local_laws import laws_of_one_process
-from conserved.inference.program_state import CHECKING, preserve_state
-from conserved.inference.recorder import Recorder
-from conserved.inference.shared_values import Holding
+from conserved.inference.processes.local_laws import laws_of_one_process
+from conserved.inference.processes.shared_values import Holding
+from conserved.inference.program.program_state import CHECKING, preserve_state
+from conserved.inference.program.recorder import Recorder
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
 from conserved.layout import has_flat_shards, named_parameters_of

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.captured_program import CHECKPOINT, CapturedProgram, Operation, ValueRef
-from conserved.inference.engine import Engine, ReadPart
-from conserved.inference.parameter_types import known_type, whole_parameter
+from conserved.inference.program.captured_program import CHECKPOINT, CapturedProgram, Operation, ValueRef
 from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
-from conserved.inference.types import FIXED, Type
+from conserved.inference.types.engine import Engine, ReadPart
+from conserved.inference.types.parameter_types import known_type, whole_parameter
+from conserved.inference.types.tensor_type import FIXED, Type
 
 
 @dataclass(slots=True)

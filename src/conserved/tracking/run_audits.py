@@ -29,7 +29,7 @@ from conserved.auditing.replay import RecordedPass, alone
 from conserved.boundary import guarded
 from conserved.inference.derivation import Derivation
 from conserved.inference.live import cached_laws_of, parts_of
-from conserved.inference.single_process import runs_on_several
+from conserved.inference.processes.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.layout import GivenLayout, is_sharded

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from conserved._torch_compat import tree_leaves
-from conserved.inference.parameter_types import first_use
+from conserved.inference.types.parameter_types import first_use
 from conserved.laws import LawSet
 from conserved.symmetry import Kind, Leg, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
@@ -41,14 +41,14 @@ _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 @contextmanager
 def _relaxed_rules() -> Iterator[None]:
     """Let elementwise functions pass charges on as ReLU does, and norms as the identity does."""
-    from conserved.inference.captured_program import ValueRef
-    from conserved.inference.engine import ReadPart
-    from conserved.inference.reindexing import Renumber
+    from conserved.inference.program.captured_program import ValueRef
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
     from conserved.inference.rules.step import fix_all, number
     from conserved.inference.rules.sums import add
-    from conserved.inference.types import FIXED, Field, Type
+    from conserved.inference.types.engine import ReadPart
+    from conserved.inference.types.reindexing import Renumber
+    from conserved.inference.types.tensor_type import FIXED, Field, Type
 
     def entrywise(s: Step) -> Any:
         shape, out = tuple(s.shape(s.arg(0))), tuple(s.out)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, number, rule
-from conserved.inference.types import FIXED, ZERO, Type
+from conserved.inference.types.reindexing import broadcast
+from conserved.inference.types.tensor_type import FIXED, ZERO, Type
 
 
 @rule(

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from conserved.inference.engine import Engine, Number, ReadPart, renumbered, scaled
-from conserved.inference.field_groups import components
-from conserved.inference.parameter_types import first_use
-from conserved.inference.reindexing import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import add, adopt
-from conserved.inference.types import FIXED, ZERO, Field, Type
+from conserved.inference.types.engine import Engine, Number, ReadPart, renumbered, scaled
+from conserved.inference.types.field_groups import components
+from conserved.inference.types.parameter_types import first_use
+from conserved.inference.types.reindexing import Regroup, Renumber, broadcast
+from conserved.inference.types.tensor_type import FIXED, ZERO, Field, Type
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.captured_program import ValueRef
-from conserved.inference.engine import ReadPart
-from conserved.inference.parameter_types import first_use
-from conserved.inference.reindexing import Renumber
+from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.places import cut_axis, take, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
 from conserved.inference.rules.sums import add
-from conserved.inference.types import FIXED, Field, Image, Type, Virtual, distinct, tidy
+from conserved.inference.types.engine import ReadPart
+from conserved.inference.types.parameter_types import first_use
+from conserved.inference.types.reindexing import Renumber
+from conserved.inference.types.tensor_type import FIXED, Field, Image, Type, Virtual, distinct, tidy
 
 
 @rule("embedding")

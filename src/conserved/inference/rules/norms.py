@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from conserved.inference.engine import ReadPart
-from conserved.inference.parameter_types import first_use
-from conserved.inference.reindexing import Regroup, Renumber
 from conserved.inference.rules.step import Known, Step, at, rule
 from conserved.inference.rules.sums import EPSILON, add
-from conserved.inference.types import FIXED, Field, Type
+from conserved.inference.types.engine import ReadPart
+from conserved.inference.types.parameter_types import first_use
+from conserved.inference.types.reindexing import Regroup, Renumber
+from conserved.inference.types.tensor_type import FIXED, Field, Type
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.engine import ENTRIES, Engine
-from conserved.inference.reindexing import Regroup, Renumber, Take, broadcast, permute
 from conserved.inference.rules.step import Known, Step, at, fix_all, moved, rule, wide
-from conserved.inference.types import (
+from conserved.inference.types.engine import ENTRIES, Engine
+from conserved.inference.types.reindexing import Regroup, Renumber, Take, broadcast, permute
+from conserved.inference.types.tensor_type import (
     FIXED,
     ZERO,
     Field,

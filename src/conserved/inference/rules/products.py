@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference.captured_program import ValueRef
-from conserved.inference.engine import ReadPart, scaled
-from conserved.inference.reindexing import broadcast
+from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.places import take
 from conserved.inference.rules.step import (
     Known,
@@ -28,7 +26,9 @@ from conserved.inference.rules.step import (
     wide,
 )
 from conserved.inference.rules.sums import EPSILON, add, align
-from conserved.inference.types import FIXED, ZERO, Type
+from conserved.inference.types.engine import ReadPart, scaled
+from conserved.inference.types.reindexing import broadcast
+from conserved.inference.types.tensor_type import FIXED, ZERO, Type
 
 
 @rule("neg", "neg_")

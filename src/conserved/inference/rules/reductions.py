@@ -8,11 +8,11 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from conserved.inference.captured_program import ValueRef
-from conserved.inference.reindexing import Renumber
+from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.contractions import OperandAxes, contraction
 from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule
-from conserved.inference.types import FIXED, Field, Image, Type, distinct
+from conserved.inference.types.reindexing import Renumber
+from conserved.inference.types.tensor_type import FIXED, Field, Image, Type, distinct
 
 
 def reduced_dims(s: Step, index: int = 1) -> list[int]:

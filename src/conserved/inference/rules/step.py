@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.inference.captured_program import CapturedProgram, Operation, ValueRef
-from conserved.inference.engine import ENTRIES, Engine, ReadPart
-from conserved.inference.parameter_types import first_use, known_type
-from conserved.inference.reindexing import Move
-from conserved.inference.types import FIXED, ZERO, Type, Virtual
+from conserved.inference.program.captured_program import CapturedProgram, Operation, ValueRef
+from conserved.inference.types.engine import ENTRIES, Engine, ReadPart
+from conserved.inference.types.parameter_types import first_use, known_type
+from conserved.inference.types.reindexing import Move
+from conserved.inference.types.tensor_type import FIXED, ZERO, Type, Virtual
 
 Known = Type | ReadPart
 

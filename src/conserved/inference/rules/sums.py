@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from conserved.inference.captured_program import ValueRef
-from conserved.inference.engine import Engine, Number, ReadPart, scaled
-from conserved.inference.parameter_types import first_use
-from conserved.inference.reindexing import broadcast
+from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
-from conserved.inference.types import FIXED, Field, Image, Type
+from conserved.inference.types.engine import Engine, Number, ReadPart, scaled
+from conserved.inference.types.parameter_types import first_use
+from conserved.inference.types.reindexing import broadcast
+from conserved.inference.types.tensor_type import FIXED, Field, Image, Type
 
 
 def align(s: Step, ref: Any, dims: int) -> Type:
