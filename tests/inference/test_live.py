@@ -98,7 +98,7 @@ class TestAudit:
     def test_a_model_whose_inputs_cannot_be_guessed_asks_for_laws(self) -> None:
         model = Pair()
         loss_of(model).backward()
-        with pytest.raises(ValueError, match=r"pass laws=conserved\.recognize\(model, x\)"):
+        with pytest.raises(ValueError, match=r"Pass laws=conserved\.recognize\(model, x\)"):
             conserved.audit(model)
         x, scale = call()
         assert conserved.audit(model, conserved.recognize(model, x, scale=scale)).ok

@@ -70,7 +70,7 @@ def test_laws_show_their_table_and_what_nothing_is_said_about() -> None:
     assert shown.rows[0] == ["where", "law", "conserved", "group", "×", "numbers"]
     assert [row[-1] for row in shown.rows[1:]] == ["6", "6"]
     assert "4 laws hold 12 conserved numbers" in shown.text
-    assert "Nothing is claimed about 1 parameters" in shown.text
+    assert "Nothing is claimed about 1 parameter." in shown.text
 
 
 def test_names_are_escaped() -> None:

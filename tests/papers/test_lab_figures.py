@@ -185,7 +185,7 @@ def test_each_step_size_has_layers_a_mean_a_band_and_the_bound(figures: dict[str
 
 
 def test_a_table_has_as_many_cells_as_columns() -> None:
-    with pytest.raises(ValueError, match="under 2 columns"):
+    with pytest.raises(ValueError, match="Expected rows of 2 cells"):
         Table(columns=("a", "b"), rows=(("only one",),))
 
 

@@ -431,7 +431,7 @@ class TestStores:
         watch(store, "good")
         assert result_title(read(store)) == "What training conserved"
         watch(store, "wrong", wrong=True)
-        assert result_title(read(store)) == "wrong: gradients are wrong from step 1 on"
+        assert result_title(read(store)) == "wrong: gradients are wrong from step 2 on"
         assert [message.partition(":")[0] for message in findings(read(store))] == ["wrong", "good"]
 
     def test_a_refuted_audit_or_an_unexpected_claim_is_the_title(self, tmp_path: Path) -> None:

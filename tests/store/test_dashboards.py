@@ -16,7 +16,7 @@ from rich.console import Console
 from conserved import Monitor
 from conserved.optional import MissingPackageError, require
 from conserved.tracking import LiveTable, Sink, StepRecord, TensorBoard, Trackio, WeightsAndBiases
-from training import decoder, exact_text_loss, train
+from training import decoder, exact_text_loss
 
 
 def watched(*sinks: Sink, steps: int = 3, spoil: bool = False) -> Monitor:
@@ -24,13 +24,14 @@ def watched(*sinks: Sink, steps: int = 3, spoil: bool = False) -> Monitor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with Monitor(model, optimizer, every=1, sinks=sinks, run="a run", where="layers.0.*") as monitor:
 
-        def after(_: int) -> None:
-            if spoil:
-                with torch.no_grad():
-                    model.get_parameter("layers.0.attention.q.weight").mul_(1.01)
+        for number in range(steps):
+            optimizer.zero_grad()
+            exact_text_loss(model, number).backward()
+            gradient = model.get_parameter("layers.0.attention.q.weight").grad
+            if spoil and number and gradient is not None:
+                gradient.mul_(2)
+            optimizer.step()
             monitor.step()
-
-        train(model, optimizer, exact_text_loss, steps, after=after)
     return monitor
 
 
@@ -99,8 +100,8 @@ def test_weights_and_biases_logs_offline_and_alarms_are_alerts_there(tmp_path: P
     stored = file.read_bytes()
     assert b"conserved/drift/layers.0.attention" in stored
     assert b"conserved/largest/residual" in stored
-    assert stored.count(b"conserved: residual query_key") == 1
-    assert b"is not the optimizer's doing" in stored
+    assert stored.count(b"conserved: gradient query_key") == 1
+    assert b"Code between backward()" in stored
 
 
 @pytest.mark.slow
@@ -115,8 +116,8 @@ def test_trackio_stores_every_step_and_alarms_as_alerts(tmp_path: Path) -> None:
     store.close()
     assert [step for step, _ in rows] == [1, 2, 3]
     assert all("conserved/drift/layers.0.attention" in str(metrics) for _, metrics in rows)
-    assert [title for title, _ in alerts].count("conserved: residual query_key") == 1
-    assert all("step 1" in text for _, text in alerts)
+    assert [title for title, _ in alerts].count("conserved: gradient query_key") == 1
+    assert all("layers.0.attention.query_key" in text for _, text in alerts)
 
 
 def test_the_live_table_shows_blocks_and_alarms() -> None:
@@ -126,7 +127,7 @@ def test_the_live_table_shows_blocks_and_alarms() -> None:
     shown = screen.getvalue()
     assert "layers.0.attention" in shown
     assert "of rounding" in shown
-    assert "is not the optimizer's doing" in shown
+    assert "The gradient identity of layers.0.attention.query_key" in shown
 
 
 def test_without_a_terminal_there_are_plain_lines() -> None:

@@ -281,9 +281,10 @@ class RandomState:
         return RandomState(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())
 
     def same_as(self, other: RandomState) -> bool:
-        """Return whether generators of PyTorch are in the same state in both."""
+        """Return whether all generators are in the same state in both."""
         pairs = zip((self.host, *self.devices), (other.host, *other.devices), strict=True)
-        return all(torch.equal(a, b) for a, b in pairs)
+        equal = all(torch.equal(a, b) for a, b in pairs) and self.python == other.python
+        return equal and all(np.array_equal(a, b) for a, b in zip(self.numpy, other.numpy, strict=True))
 
     def restore(self) -> None:
         """Set every generator back."""

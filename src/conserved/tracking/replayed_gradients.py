@@ -59,7 +59,8 @@ def is_unrelated(model: nn.Module, replay: RecordedPass) -> bool:
 def differs_in_one_entry(model: nn.Module, replay: RecordedPass, names: Collection[str]) -> bool:
     """Return whether one entry has nearly all of the difference between a gradient and that of a replay.
 
-    That is a bit flip: no program changes one entry of a gradient on purpose.
+    That is a bit flip: no program changes one entry of a gradient on purpose. Of a gradient that is one entry itself,
+    any change is of that entry.
     """
     wanted = {n: p for n, p in model.named_parameters() if n in names and p.grad is not None}
     try:
@@ -72,8 +73,9 @@ def differs_in_one_entry(model: nn.Module, replay: RecordedPass, names: Collecti
     factor = common_factor(gradients, again)
     for name, gradient in gradients.items():
         squares = (gradient - again[name] * factor).double().square()
-        whole = again[name].double().square().sum() * factor**2
-        if gradient.numel() > 1 and bool((squares.sum() > _SEEN * whole) & (squares.max() > _ALL * squares.sum())):
+        own = (again[name] * factor).double().square()
+        concentrated = (squares.max() > _ALL * squares.sum()) & (own.max() <= _ALL * own.sum())
+        if gradient.numel() > 1 and bool((squares.sum() > _SEEN * own.sum()) & concentrated):
             return True
     return False
 
