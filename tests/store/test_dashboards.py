@@ -23,7 +23,6 @@ def watched(*sinks: Sink, steps: int = 3, spoil: bool = False) -> Monitor:
     model = decoder().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with Monitor(model, optimizer, every=1, sinks=sinks, run="a run", where="layers.0.*") as monitor:
-
         for number in range(steps):
             optimizer.zero_grad()
             exact_text_loss(model, number).backward()
