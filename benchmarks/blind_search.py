@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from conserved.discovery import discover
-from conserved.discovery.function import UnsuitableError
+from conserved.discovery.inputs import UnsuitableError
 from conserved.laws.independence import rank_of_gradients
 from law_checks import count, subject
 from measure import RESULTS, save

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from conserved import recognize
-from conserved.discovery.function import UnsuitableError
+from conserved.discovery.inputs import UnsuitableError
 from conserved.discovery.rank import LEAST_GAP
 from law_checks import check, count, drifts, subject, undefined
 from measure import RESULTS, commit, machine

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import Entry, entries
-from conserved.discovery.function import UnsuitableError
+from conserved.discovery.inputs import UnsuitableError
 from conserved.discovery.rank import LEAST_GAP
 from law_checks import Subject, count
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 import float64
 from catalogue import Entry, entries
 from conserved.auditing.lookup_tables import lost, tables
-from conserved.discovery.function import tensors_in
+from conserved.discovery.inputs import tensors_in
 from conserved.transform import equalize, exchanges, move, symmetries_of
 from law_checks import Subject, gradients
 from measure import save

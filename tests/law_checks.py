@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 import float64
 from conserved import Discovery, LawSet, Symmetry, discover
-from conserved.discovery.function import tensors_in
+from conserved.discovery.inputs import tensors_in
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
 
 SILENT = 1e-13

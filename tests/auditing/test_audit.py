@@ -18,7 +18,7 @@ import conserved
 from conserved import Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.auditing import Audit
 from conserved.inference import FirstCall, live
-from conserved.laws.identities import observed_precision
+from conserved.laws.observed_precision import observed_precision
 from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive

@@ -24,7 +24,8 @@ from conserved.certificates.operators import MOVES, RULES
 from conserved.certificates.program import UNARY, Program
 from conserved.certificates.trace import trace
 from conserved.discovery.fields import bracket_field
-from conserved.discovery.function import function_of, to_device, without_fused_kernels
+from conserved.discovery.function import function_of, without_fused_kernels
+from conserved.discovery.inputs import to_device
 from sampling import sampled
 from zoo import CASES, Case
 

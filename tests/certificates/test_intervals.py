@@ -23,7 +23,8 @@ from conserved.certificates.intervals import Interval, independence_bounds
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input, field_intervals, field_rows, prove_rank
 from conserved.certificates.trace import trace
-from conserved.discovery.function import function_of, to_device
+from conserved.discovery.function import function_of
+from conserved.discovery.inputs import to_device
 
 FLOATS = st.floats(-1e6, 1e6, allow_nan=False) | st.floats(-1e-300, 1e-300)
 RADII = st.floats(0, 1) | st.sampled_from([0.0, 1e-17, 1e-310])

@@ -19,7 +19,7 @@ from adversarial_concealed import Branching, Computing, Concealed, concealed
 from adversarial_layers import Function
 from conserved import Symmetry, certify, recognize
 from conserved.discovery import UnsuitableError
-from conserved.discovery.function import tensors_in
+from conserved.discovery.inputs import tensors_in
 from conserved.inference.program.caught_errors import is_error_caught
 from conserved.inference.program.hidden_inputs import HiddenInputs, tensors_held
 from sampling import sampled

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import float64
 from catalogue import named
 from conserved import LawSet, Leg, Symmetry, View, recognize
-from conserved.discovery.function import tensors_in
+from conserved.discovery.inputs import tensors_in
 from conserved.transform import Exchange, UnmovableError, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conserved.certificates.program import Node
 from conserved.certificates.validate import WHOLE, fitting
-from conserved.discovery.function import UnsuitableError
+from conserved.discovery.inputs import UnsuitableError
 
 
 class NoRuleError(UnsuitableError):

@@ -26,14 +26,8 @@ from conserved.certificates.ranges import refuse_wraparound
 from conserved.certificates.stopped_gradients import refuse_hooks, refuse_outside_reads, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
 from conserved.discovery import find_laws
-from conserved.discovery.function import (
-    Inputs,
-    ParameterFunction,
-    UnsuitableError,
-    function_of,
-    to_device,
-    without_fused_kernels,
-)
+from conserved.discovery.function import ParameterFunction, function_of, without_fused_kernels
+from conserved.discovery.inputs import Inputs, UnsuitableError, to_device
 from conserved.discovery.listed import upright
 from conserved.discovery.metric import Metric, in_metric
 from conserved.inference import recognize

@@ -11,7 +11,8 @@ from conserved.certificates.chosen_brackets import Choice
 from conserved.certificates.form import Form
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input, encloses_zero, enclosure, random_fields
-from conserved.discovery.function import ParameterFunction, UnsuitableError
+from conserved.discovery.function import ParameterFunction
+from conserved.discovery.inputs import UnsuitableError
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 

@@ -11,7 +11,7 @@ from math import prod
 
 from conserved.certificates.arithmetic import Array
 from conserved.certificates.program import Node, Program
-from conserved.discovery.function import UnsuitableError
+from conserved.discovery.inputs import UnsuitableError
 
 WholeRange = tuple[int, int]
 TypeLimits = dict[int, WholeRange]

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from conserved import _torch_compat
 from conserved._torch_compat import TorchDispatchMode, storage_key, tree_leaves, tree_map
-from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
+from conserved.discovery.inputs import UnsuitableError
 from conserved.inference.program.gradient_accumulators import has_hooks, held_elsewhere
 from conserved.laws.shared_memory import overlaps_itself
 

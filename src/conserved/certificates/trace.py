@@ -29,7 +29,8 @@ from conserved.certificates.program import MalformedError, Program
 from conserved.certificates.ranges import TypeLimits
 from conserved.certificates.stopped_gradients import stops_marked
 from conserved.certificates.validate import well_formed
-from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
+from conserved.discovery.inputs import UnsuitableError
 
 
 def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:

@@ -9,7 +9,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from conserved.discovery.function import Inputs, Loss, ParameterFunction, UnsuitableError, function_of
+from conserved.discovery.function import Loss, ParameterFunction, function_of
+from conserved.discovery.inputs import Inputs, UnsuitableError
 from conserved.discovery.listed import ListedFormulas, list_laws
 from conserved.discovery.metric import Metric, in_metric
 from conserved.discovery.phase_space import phase_space

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from conserved._torch_compat import tree_map
 from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
-from conserved.discovery.function import ParameterFunction, UnsuitableError, without_fused_kernels
+from conserved.discovery.function import ParameterFunction, without_fused_kernels
+from conserved.discovery.inputs import UnsuitableError
 
 __all__ = ["bracket_field", "derivative_error", "draw_words", "gradient_rows", "one_of", "vectors"]
 

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.discovery.fields import gradient_rows, one_of
-from conserved.discovery.function import ParameterFunction, to_device
+from conserved.discovery.function import ParameterFunction
+from conserved.discovery.inputs import to_device
 from conserved.discovery.rank import Closure
 from conserved.discovery.relations import EXACT, NEARLY
 from conserved.discovery.span import Span

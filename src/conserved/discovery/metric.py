@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.discovery.function import UnsuitableError, arguments
+from conserved.discovery.inputs import UnsuitableError, arguments
 
 Coordinate = float | Tensor | Callable[[Tensor], Tensor]
 """The metric of one parameter: a positive preconditioner, a number or a tensor that fits; or the map u ↦ θ(u)."""

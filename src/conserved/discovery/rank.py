@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.discovery.fields import derivative_error, draw_words, gradient_rows, vectors
-from conserved.discovery.function import ParameterFunction, UnsuitableError
+from conserved.discovery.function import ParameterFunction
+from conserved.discovery.inputs import UnsuitableError
 from conserved.discovery.sizes import Sizes, sizes_of
 from conserved.discovery.span import Span
 

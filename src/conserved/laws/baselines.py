@@ -21,7 +21,7 @@ def _spoil(symmetry: Symmetry) -> Iterator[Symmetry]:
     """Spoil the sign or the pairing that the products of the kind depend on."""
     legs: tuple[Leg, ...] = ()
     kind, products = symmetry.kind, symmetry.kind.products
-    unit, faces = getattr(products, "unit", 1), getattr(products, "faces", "rows")
+    unit, faces = products.unit, products.faces
     plus = [leg for leg in symmetry.legs if leg.degree > 0]
     minus = [leg for leg in symmetry.legs if leg.degree < 0]
     if kind.linear:

@@ -32,7 +32,6 @@ from conserved.layout.groups import RankGroup
 from conserved.layout.leg_sums import leg_sums, small_leg, small_shape, small_view
 from conserved.layout.table import ModelLayout, ParameterLayout
 from conserved.symmetry import Kind, Leg, Symmetry, Tensors, View
-from conserved.symmetry.products import RowProducts
 
 Role = Literal["same", "part", "own"]
 
@@ -169,7 +168,7 @@ def _role(kind: Kind, leg: Leg, layout: ParameterLayout, group: RankGroup) -> Ro
     view, products = leg.view, kind.products
     axes = _grid_axes(view, cut.axis)
     picked = any(view.pick[axis] is not None and view.grid[axis] > 1 for axis in axes) or view.rows is not None
-    faces = products.faces if isinstance(products, RowProducts) else "rows"
+    faces = products.faces
     acted_on = {"rows": set(view.axes), "columns": set(view.rest), "entries": set()}[faces]
     several = {axis for axis in axes if view.grid[axis] > 1}
     return "own" if picked or several & acted_on else "part"

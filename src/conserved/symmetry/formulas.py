@@ -25,7 +25,7 @@ def formula(kind: Kind, legs: Iterable[tuple[View, Degree, bool]], *, latex: boo
 
 def _total(kind: Kind, view: View, *, latex: bool) -> str:
     """Return the sum of what a scale reads of one leg: of each row, or of all entries."""
-    by_row = getattr(kind.products, "faces", "rows") == "rows"
+    by_row = kind.products.faces == "rows"
     face = view.row("i", latex=latex) if by_row else view.text(latex=latex)
     single = view.m == 1 if by_row else view.n * view.m == 1
     return face if single else (r"\sum " if latex else "Σ ") + face

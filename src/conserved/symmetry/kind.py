@@ -139,7 +139,7 @@ class Kind(ABC):
     @property
     def scales_rows(self) -> bool:
         """Whether every row has a positive scale of its own."""
-        return self.scales_units and getattr(self.products, "unit", 1) == 1
+        return self.scales_units and self.products.unit == 1
 
     def undefined(self) -> str:
         """Return the message for a kind along which nothing can be moved and moved back."""
@@ -182,9 +182,9 @@ class Kind(ABC):
 
     def by_unit(self, rows: Float[Tensor, " n"], reduce: str) -> Float[Tensor, " units"]:
         """Reduce numbers of rows, by "sum" or "amax", to one number for everything that shares a scale."""
-        if getattr(self.products, "faces", "rows") == "entries":
+        if self.products.faces == "entries":
             return getattr(rows, reduce)().reshape(1)
-        unit = getattr(self.products, "unit", 1)
+        unit = self.products.unit
         return rows if unit == 1 else getattr(rows.unflatten(0, (-1, unit)), reduce)(1)
 
     def least_norm_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Element:
@@ -245,7 +245,7 @@ class Kind(ABC):
             raise ValueError("Expected degrees other than 0, got a leg of degree 0, which does not move. Leave it out.")
         if not self.weighted and any(abs(degree) != 1 for degree in degrees):
             raise ValueError(f"Expected degrees +1 and −1 for {self.title}, got {degrees}. Use Scaling for others.")
-        unit = getattr(self.products, "unit", 1)
+        unit = self.products.unit
         if n % unit:
             raise ValueError(f"Expected a multiple of {unit} rows for {self.title}, got {n}. Choose other axes.")
 

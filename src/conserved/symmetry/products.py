@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Faces = Literal["rows", "columns", "entries"]
+
 
 class Term(NamedTuple):
     """Row `first` of a unit of A times row `second` of the same unit of B, added to one number of the unit."""
@@ -40,6 +42,16 @@ class Products(ABC):
     """
 
     __slots__ = ()
+
+    @property
+    def unit(self) -> int:
+        """Rows that make up one unit, of which every number is made."""
+        return 1
+
+    @property
+    def faces(self) -> Faces:
+        """Which vectors count as the rows of a leg: its rows, its columns, or all its entries as one row."""
+        return "rows"
 
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
@@ -135,9 +147,7 @@ class RowProducts(Products):
 
     terms: tuple[Term, ...] = (Term(0, 0),)
     unit: int = 1
-    """Rows that make up one unit."""
-    faces: Literal["rows", "columns", "entries"] = "rows"
-    """Which vectors count as the rows of a leg: its rows, its columns, or all its entries as one row."""
+    faces: Faces = "rows"
     lifted: bool = False
     """Whether A counts as all ones where it is a point, and as zero where it is a direction, as for translations."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from conserved.symmetry import Scaling, Symmetry
+from conserved.symmetry import Symmetry
 from conserved.transform.equalizing import equalize
 from conserved.transform.moving import Weights, write
 from conserved.transform.objectives import is_matrix
@@ -23,7 +23,7 @@ from conserved.transform.objectives import is_matrix
 def is_gain(symmetry: Symmetry) -> bool:
     """Return whether a symmetry scales the gain of a norm against the maps that read it."""
     gain = symmetry.legs[0]
-    exact = symmetry.exact and isinstance(symmetry.kind, Scaling)
+    exact = symmetry.exact and symmetry.kind.positive and symmetry.kind.scales_rows
     return exact and symmetry.family == "gain" and not is_matrix(gain) and gain.degree == 1
 
 

@@ -8,13 +8,14 @@ f(s·x) = s^k f(x), functions that fix their input, normalisations. An operation
 from conserved.inference.rules import (  # noqa: F401
     constants,
     contractions,
+    joins,
     lookups,
     norms,
-    places,
     pooling,
     products,
     reductions,
     sums,
+    views,
 )
 from conserved.inference.rules.step import RULES, Known, Step, base_name, fix_all, rule, same_value
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from conserved.inference.program.captured_program import ValueRef
-from conserved.inference.rules.places import cut_axis, take, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
 from conserved.inference.rules.sums import add
+from conserved.inference.rules.views import cut_axis, take, unvirtual
 from conserved.inference.types.engine import ReadPart
 from conserved.inference.types.parameter_types import first_use
 from conserved.inference.types.reindexing import Renumber

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from conserved.inference.rules.places import read_at
 from conserved.inference.rules.step import Known, Step, base_name, fix_all, rule
+from conserved.inference.rules.views import read_at
 from conserved.inference.types.engine import ENTRIES
 from conserved.inference.types.tensor_type import FIXED, Type
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from conserved.inference.program.captured_program import ValueRef
-from conserved.inference.rules.places import take
 from conserved.inference.rules.step import (
     Known,
     Step,
@@ -26,6 +25,7 @@ from conserved.inference.rules.step import (
     wide,
 )
 from conserved.inference.rules.sums import EPSILON, add, align
+from conserved.inference.rules.views import take
 from conserved.inference.types.engine import ReadPart, scaled
 from conserved.inference.types.reindexing import broadcast
 from conserved.inference.types.tensor_type import FIXED, ZERO, Type

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from conserved._torch_compat import tree_map_only
 from conserved.inference.program.captured_program import CapturedProgram, Operation, ValueRef
-from conserved.inference.rules.places import _positions
+from conserved.inference.rules.views import positions_in
 from conserved.inference.types.tensor_type import Atoms, Type
 from conserved.inference.typing import Typing
 
@@ -341,10 +341,10 @@ class Rotations:
     def _storage(self, operation: Operation, given: Any) -> list[Tensor]:
         base = given(operation.args[0])
         if operation.name == "conserved::read":
-            positions = _positions(operation.args[1], operation.args[2])
+            positions = positions_in(operation.args[1], operation.args[2])
             assert positions is not None
             return [base.reshape(-1)[torch.from_numpy(positions)]]
-        positions = _positions(operation.args[1], operation.args[3])
+        positions = positions_in(operation.args[1], operation.args[3])
         assert positions is not None
         flat = base.reshape(-1).clone()
         written = given(operation.args[2]).reshape(-1)
