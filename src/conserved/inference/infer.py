@@ -29,6 +29,7 @@ from conserved.inference.program.gradient_accumulators import held_elsewhere
 from conserved.inference.program.materialised_models import draw_values, is_sharded, materialize
 from conserved.inference.program.program_state import preserve_state
 from conserved.inference.reading_progress import PROGRESS
+from conserved.inference.rules import RULES, TypingRule
 from conserved.inference.symmetries.assembly import Assembly
 from conserved.inference.symmetries.naming import name_symmetries
 from conserved.inference.typing import Typing, type_program
@@ -94,12 +95,11 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     return laws
 
 
-def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
-    """Infer symmetries without testing them on the program.
-
-    For callers that change the typing rules on purpose: what they infer is a list of candidates, and not laws.
+def recognize_unchecked(rules: Mapping[str, TypingRule], model: Any, *args: Any, **kwargs: Any) -> LawSet:
+    """Infer symmetries by other typing rules, without testing them on the program: candidates, and not laws.
 
     Args:
+        rules: the rule of every operator, by name.
         model: the model, as for `recognize`.
         *args: example inputs.
         **kwargs: more example inputs, by name.
@@ -107,7 +107,7 @@ def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
     Returns:
         The symmetries that the rules allow.
     """
-    return _infer(model, args, kwargs, "any")[0]
+    return _infer(model, args, kwargs, "any", rules)[0]
 
 
 def _classes(loss: str) -> int | None:
@@ -115,12 +115,12 @@ def _classes(loss: str) -> int | None:
 
 
 def _infer(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: str
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: str, rules: Mapping[str, TypingRule] = RULES
 ) -> tuple[LawSet, CapturedProgram, ProgramRun]:
     PROGRESS.enter("following the program")
     program, parameters, run = _follow(model, args, kwargs)
     classes = _classes(loss)
-    laws = laws_of(program, parameters, classes=classes)
+    laws = laws_of(program, parameters, classes=classes, rules=rules)
     assert isinstance(laws.derivation, Derivation)
     if program.communicates:
         # Run again by one process alone, it would wait for the others.
@@ -139,7 +139,7 @@ def _infer(
         def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
             inner_parameters = {prefix + name: parameter for name, parameter in inner.named_parameters()}
             again = capture(lambda: inner(*args, **kwargs), inner_parameters, inner, stand_ins)
-            return again, laws_of(again, parameters, classes=classes)
+            return again, laws_of(again, parameters, classes=classes, rules=rules)
 
         laws = with_probed(laws, program, laws.derivation.typing.live, follow, model, args, kwargs)
     return laws, program, run
@@ -151,9 +151,15 @@ def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= KEPT_BYTES
 
 
-def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
+def laws_of(
+    program: CapturedProgram,
+    parameters: Mapping[str, Tensor],
+    *,
+    classes: int | None = None,
+    rules: Mapping[str, TypingRule] = RULES,
+) -> LawSet:
     """Return the laws of a captured program."""
-    typing = type_program(program, classes)
+    typing = type_program(program, classes, rules=rules)
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
     symmetries = over_unread_rows(name_symmetries(assembly, assembly.find()), typing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from conserved.inference.program.captured_program import CHECKPOINT, CapturedProgram, Operation, ValueRef
 from conserved.inference.reading_progress import PROGRESS
-from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
+from conserved.inference.rules import RULES, Known, Step, TypingRule, base_name, fix_all, same_value
 from conserved.inference.types.engine import Engine, ReadPart
 from conserved.inference.types.parameter_types import known_type, whole_parameter
 from conserved.inference.types.tensor_type import FIXED, Type
@@ -26,6 +26,7 @@ class Typing:
     engine: Engine
     known: dict[int, Known]
     live: list[int]
+    rules: Mapping[str, TypingRule] = field(default_factory=lambda: RULES)
     unknown: Counter[str] = field(default_factory=Counter)
     stopped: list[int] = field(default_factory=list)
     """Operations through which no gradient is recorded although the result depends on them."""
@@ -43,17 +44,24 @@ class Typing:
     """Parameters that went through an autograd function, or have a hook on a part, before their first use."""
 
 
-def type_program(program: CapturedProgram, classes: int | None = None, *, fix_outputs: bool = True) -> Typing:
+def type_program(
+    program: CapturedProgram,
+    classes: int | None = None,
+    *,
+    fix_outputs: bool = True,
+    rules: Mapping[str, TypingRule] = RULES,
+) -> Typing:
     """Type a program.
 
     Args:
         program: what was captured.
         classes: the axis of the outputs that cross-entropy is taken along; without it, any loss may follow the outputs.
         fix_outputs: whether outputs must not move at all. If not, they may move in any way their types allow.
+        rules: the rule of every operator, by name.
     """
     engine = Engine()
     known: dict[int, Known] = {}
-    typing = Typing(program, engine, known, _live(program))
+    typing = Typing(program, engine, known, _live(program), rules)
     program.restrict(typing.live)
     for name, value in program.parameters.items():
         if program.values[value].parameter is None or program.values[value].dtype.is_complex:
@@ -105,7 +113,8 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
                 typing.engine.let_go(result)
     if operation.results and operation.results[0] in typing.deferred:
         return
-    rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
+    # A write in place is followed by the rule of the operator that it is a form of.
+    rule = typing.rules.get(operation.name.rsplit(".", 1)[0]) or typing.rules.get(name)
     if not moving and not name.endswith(
         ("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")
     ):

@@ -9,8 +9,7 @@ parameter axes that move together. Which of them are symmetries is decided by mo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -38,9 +37,8 @@ SEEN = {torch.float64: 1e-3, torch.float32: 1e-2}
 _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 
 
-@contextmanager
-def _relaxed_rules() -> Iterator[None]:
-    """Let elementwise functions pass charges on as ReLU does, and norms as the identity does."""
+def _relaxed_rules() -> dict[str, Any]:
+    """Return typing rules by which functions of entries pass charges on as ReLU does, and norms as the identity."""
     from conserved.inference.program.captured_program import ValueRef
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
@@ -80,22 +78,16 @@ def _relaxed_rules() -> Iterator[None]:
     def size(s: Step) -> Any:
         """A mean that keeps its axis is what a norm divides by: it is taken not to move."""
         keeps = s.arg(2, "keepdim", False) or s.arg(3, "keepdim", False)
-        return FIXED if keeps else former["aten::mean"](s)
+        return FIXED if keeps else RULES["aten::mean"](s)
 
     def plus(s: Step) -> Any:
         """A number that is added is part of a function of single entries."""
         alone = number(s.arg(1), s) is not None and isinstance(s.arg(0), ValueRef)
-        return entrywise(s) if alone else former["aten::add"](s)
+        return entrywise(s) if alone else RULES["aten::add"](s)
 
-    former = dict(RULES)
-    RULES.update({f"aten::{name}": entrywise for name in (*FIXING, "exp", "log") if f"aten::{name}" in RULES})
-    RULES.update({f"aten::{name}": norm for name in _NORMS})
-    RULES.update({"aten::mean": size, "aten::add": plus, "aten::pow": entrywise})
-    try:
-        yield
-    finally:
-        RULES.clear()
-        RULES.update(former)
+    functions = {f"aten::{name}": entrywise for name in (*FIXING, "exp", "log", "pow")}
+    norms = {f"aten::{name}": norm for name in _NORMS}
+    return {**RULES, **functions, **norms, "aten::mean": size, "aten::add": plus}
 
 
 def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[Symmetry]:
@@ -107,8 +99,7 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
         for name in still:
             parameters[name].requires_grad_(False)
         try:
-            with _relaxed_rules():
-                law_set = recognize_unchecked(model, *call.args, **call.kwargs)
+            law_set = recognize_unchecked(_relaxed_rules(), model, *call.args, **call.kwargs)
         finally:
             for name in still:
                 parameters[name].requires_grad_(True)

@@ -17,6 +17,6 @@ from conserved.inference.rules import (  # noqa: F401
     sums,
     views,
 )
-from conserved.inference.rules.step import RULES, Known, Step, base_name, fix_all, rule, same_value
+from conserved.inference.rules.step import RULES, Known, Step, TypingRule, base_name, fix_all, rule, same_value
 
-__all__ = ["RULES", "Known", "Step", "base_name", "fix_all", "rule", "same_value"]
+__all__ = ["RULES", "Known", "Step", "TypingRule", "base_name", "fix_all", "rule", "same_value"]

@@ -11,87 +11,26 @@ from conserved.inference.types.tensor_type import FIXED, ZERO, Type
 
 
 @rule(
-    "zeros",
-    "zeros_like",
-    "new_zeros",
-    "zero",
-    "zero_",
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "empty_permuted",
+    *("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty", "empty_strided"),
+    *("new_empty_strided", "empty_permuted"),
 )
 def _zeros(s: Step) -> Known:
     return ZERO
 
 
-@rule(
-    "fill",
-    "fill_",
-    "full",
-    "full_like",
-    "new_full",
-    "ones",
-    "ones_like",
-    "new_ones",
-    "arange",
-    "scalar_tensor",
-    "linspace",
-    "eye",
-    "rand",
-    "randn",
-    "rand_like",
-    "randn_like",
-    "bernoulli",
-    "bernoulli_",
-    "randint",
-    "randperm",
-    "normal",
-    "normal_",
-    "uniform_",
-    "argmax",
-    "argmin",
-    "argsort",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "logical_not",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "any",
-    "all",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_not",
-    "nonzero",
-    "bincount",
-    "histc",
-    "one_hot",
-    "searchsorted",
-    "bucketize",
-    "multinomial",
-    "floor_divide",
-    "sym_size",
-    "sym_stride",
-    "randn_",
-    "tril_indices",
-    "triu_indices",
-    "exponential_",
-    "random_",
-    "unique",
-    "rand_",
-    "_local_scalar_dense",
-    "_assert_async",
-    "is_same_size",
-    "equal",
-    "_unique2",
-    "unique_consecutive",
-    "heaviside",
-    "signbit",
+_MADE = (
+    *("fill", "full", "full_like", "new_full", "ones", "ones_like", "new_ones", "arange", "scalar_tensor"),
+    *("linspace", "eye", "rand", "randn", "rand_like", "randn_like", "bernoulli", "randint", "randperm", "normal"),
+    *("uniform", "argmax", "argmin", "isnan", "isinf", "logical_not", "logical_and"),
+    *("logical_or", "logical_xor", "any", "all", "bitwise_and", "bitwise_or", "bitwise_not", "nonzero", "bincount"),
+    *("histc", "searchsorted", "bucketize", "multinomial", "floor_divide"),
+    *("tril_indices", "triu_indices", "exponential", "random", "_local_scalar_dense", "_assert_async"),
+    *("is_same_size", "equal", "_unique2", "unique_consecutive", "heaviside", "signbit"),
 )
+"""Operations that create, draw, compare or count."""
+
+
+@rule(*_MADE)
 def constant(s: Step) -> Known | list[Known]:
     """Type an operation whose result does not move: it creates, draws, compares or counts."""
     result: list[Known] = [FIXED] * max(1, len(s.operation.results))
@@ -109,7 +48,7 @@ def _compare(s: Step) -> Known:
     return FIXED
 
 
-@rule("copy", "copy_")
+@rule("copy")
 def _copy(s: Step) -> Known:
     count = len(s.out)
     source = s.arg(1)
@@ -126,7 +65,7 @@ def _dropout(s: Step) -> Any:
     return [Type(x.factors, (), s.engine.imaged(x, range(len(s.out))), x.zero), FIXED]
 
 
-@rule("detach", "detach_")
+@rule("detach")
 def _detach(s: Step) -> Known:
     """Type a detach: no gradient passes, so the identity holds only for motions that leave the value alone."""
     known = s.raw(s.arg(0))

@@ -183,7 +183,7 @@ def with_bias(s: Step, result: Known, bias: Any, factor: Number = 1.0) -> Type:
     return add(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
 
 
-@rule("addmm", "addmm_")
+@rule("addmm")
 def _addmm(s: Step) -> Known:
     return with_bias(
         s,
@@ -193,14 +193,14 @@ def _addmm(s: Step) -> Known:
     )
 
 
-@rule("baddbmm", "baddbmm_")
+@rule("baddbmm")
 def _baddbmm(s: Step) -> Known:
     beta = s.operation.kwargs.get("beta", 1)
     inner = scaled(s.engine, batched_product(s, s.arg(1), s.arg(2)), s.operation.kwargs.get("alpha", 1))
     return with_bias(s, inner, s.arg(0), beta)
 
 
-@rule("addmv", "addmv_")
+@rule("addmv")
 def _addmv(s: Step) -> Known:
     n, k = s.shape(s.arg(1))
     inner = contraction(s, s.arg(1), s.arg(2), OperandAxes((0, 1), (1,), (0,), {0: n, 1: k}))

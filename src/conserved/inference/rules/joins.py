@@ -97,7 +97,7 @@ def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -
     return atoms
 
 
-@rule("cat", "concat", "concatenate")
+@rule("cat")
 def _cat(s: Step) -> Known:
     parts = [ref for ref in s.arg(0) if prod(s.shape(ref)) or len(s.shape(ref)) > 1]
     dim = at(s.arg(1, "dim", 0), len(s.out))
@@ -207,7 +207,7 @@ def shared_shift(
     return first, apart
 
 
-@rule("constant_pad_nd", "pad")
+@rule("constant_pad_nd")
 def _pad(s: Step) -> Known:
     """Return zeros on both sides, axis by axis; negative widths cut off instead."""
     if s.arg(2, "value", 0):

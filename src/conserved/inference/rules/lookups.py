@@ -185,7 +185,7 @@ def at_array(index: np.ndarray, size: int) -> np.ndarray:
     return np.where(index < 0, index + size, index)
 
 
-@rule("gather", "topk", "sort", "msort")
+@rule("gather", "topk", "sort")
 def _gather(s: Step) -> Any:
     """Return entries chosen along an axis: nothing may depend on the place along it."""
     x = s.arg(0)
@@ -195,7 +195,7 @@ def _gather(s: Step) -> Any:
     dim = s.operation.kwargs.get("dim", s.arg(position, default=-1))
     if isinstance(dim, bool) or not isinstance(dim, int):
         dim = s.arg(2, default=-1)
-    dim = 0 if name == "msort" else at(dim, count)
+    dim = at(dim, count)
     if not count:
         return fix_all(s)
     type_ = s.type(x)
@@ -260,15 +260,10 @@ def distinct_places(s: Step, ref: Any) -> bool:
 
 @rule(
     "index_add",
-    "index_add_",
     "scatter_add",
-    "scatter_add_",
     "scatter",
-    "scatter_",
     "scatter_reduce",
-    "scatter_reduce_",
     "index_copy",
-    "index_copy_",
 )
 def _index_add(s: Step) -> Known:
     """Type a write or sum into positions along an axis: nothing may depend on the position.
@@ -305,7 +300,7 @@ def _index_add(s: Step) -> Known:
     return add(s.engine, before, given)
 
 
-@rule("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+@rule("index_put", "_index_put_impl", "_unsafe_index_put")
 def _index_put(s: Step) -> Known:
     base, indices, source = s.arg(0), list(s.arg(1)), s.arg(2)
     shape = s.shape(base)

@@ -100,7 +100,7 @@ def _layer_norm(s: Step) -> Any:
     return [affine(s, weight, bias, dims), FIXED, FIXED]
 
 
-@rule("_fused_rms_norm", "rms_norm")
+@rule("_fused_rms_norm")
 def _rms_norm(s: Step) -> Any:
     x, shape, weight, epsilon = (s.arg(n) for n in range(4))
     count = len(s.out)
@@ -128,7 +128,6 @@ def _group_norm(s: Step) -> Any:
     "_native_batch_norm_legit_functional",
     "miopen_batch_norm",
     "_batch_norm_with_update",
-    "batch_norm_with_update",
     "_native_batch_norm_legit_no_training",
     "_batch_norm_no_update",
 )

@@ -29,7 +29,6 @@ from conserved.inference.types.tensor_type import FIXED, Type
     "upsample_linear1d",
     "upsample_trilinear3d",
     "upsample_nearest3d",
-    "max_pool2d",
     "avg_pool1d",
     "adaptive_avg_pool1d",
     "_upsample_bilinear2d_aa",

@@ -10,7 +10,8 @@ from typing import Any
 
 from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.contractions import OperandAxes, contraction
-from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule
+from conserved.inference.rules.step import Step, at, base_name, fix_all, number, rule
+from conserved.inference.rules.sums import maximum
 from conserved.inference.types.reindexing import Renumber
 from conserved.inference.types.tensor_type import FIXED, Field, Image, Type, distinct
 
@@ -33,23 +34,8 @@ def without(type_: Type, dims: Sequence[int], count: int, keep: bool) -> Type:
 
 
 @rule(
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "logsumexp",
-    "max",
-    "min",
-    "median",
-    "nansum",
-    "std",
-    "var",
-    "var_mean",
-    "std_mean",
-    "cumsum",
-    "cumsum_",
-    "linalg_vector_norm",
-    "norm",
+    *("sum", "mean", "amax", "amin", "logsumexp", "max", "min", "median", "nansum", "std", "var", "var_mean"),
+    *("std_mean", "cumsum", "linalg_vector_norm", "norm"),
 )
 def _reduce(s: Step) -> Any:
     name = base_name(s.operation.name).removeprefix("aten::").removesuffix("_")
@@ -60,7 +46,7 @@ def _reduce(s: Step) -> Any:
     type_ = s.type(x)
     count = len(shape)
     if name in ("max", "min", "median") and len(s.operation.args) > 1 and isinstance(s.arg(1), ValueRef):
-        return RULES["aten::maximum"](s)
+        return maximum(s)
     if name in ("linalg_vector_norm", "norm"):
         order = s.arg(1, default=2)
         dims = reduced_dims(s, 2)

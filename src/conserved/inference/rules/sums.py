@@ -90,12 +90,12 @@ def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
     return first_use(s.engine, view, fields, role="bias", entries=True)
 
 
-@rule("add", "add_")
+@rule("add")
 def _add(s: Step) -> Known:
     return plus(s, s.arg(0), s.arg(1), s.arg(2, "alpha", 1))
 
 
-@rule("sub", "sub_")
+@rule("sub")
 def _sub(s: Step) -> Known:
     result = plus(s, s.arg(0), s.arg(1), -s.arg(2, "alpha", 1))
     dim = _mean_of(s, s.arg(0), s.arg(1)) if s.arg(2, "alpha", 1) == 1 else None
@@ -225,20 +225,21 @@ def neutral(s: Step, ref: Any) -> str | None:
     return "zero" if bool((value == 0).all()) else "fixed"
 
 
-@rule("masked_fill", "masked_fill_")
+@rule("masked_fill")
 def _masked_fill(s: Step) -> Known:
     return choose(s, s.arg(1), s.arg(0), s.arg(2))
 
 
 @rule("maximum", "minimum", "fmax", "fmin")
-def _maximum(s: Step) -> Known:
+def maximum(s: Step) -> Known:
+    """Return the larger or the smaller of two tensors, entry by entry: what is compared does not mix."""
     longer = max((s.arg(0), s.arg(1)), key=lambda ref: len(s.shape(ref)))
     result = choose(s, longer, s.arg(0), s.arg(1))
     s.engine.split_by(result.factors, range(len(s.out)), batch=False)
     return result
 
 
-@rule("lerp", "lerp_")
+@rule("lerp")
 def _lerp(s: Step) -> Known:
     """Return x + w (y − x): both must move alike, by whatever share they are mixed."""
     left, right, share = s.arg(0), s.arg(1), s.arg(2, "weight")

@@ -24,7 +24,7 @@ from conserved.inference.types.tensor_type import (
 )
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
+@rule("view", "_unsafe_view", "_reshape_alias", "view_copy", "_reshape_copy")
 def reshape(s: Step) -> Known:
     """Return the same entries in the same order, in another shape."""
     x = s.arg(0)
@@ -40,7 +40,7 @@ def _permute(s: Step) -> Known:
     return moved(s.raw(s.arg(0)), permute([at(d, count) for d in s.arg(1)]))
 
 
-@rule("transpose", "t", "swapaxes", "numpy_T", "mT", "adjoint")
+@rule("transpose", "t")
 def _transpose(s: Step) -> Known:
     count = len(s.shape(s.arg(0)))
     if count < 2:
@@ -70,28 +70,14 @@ def _squeeze(s: Step) -> Known:
     )
 
 
-@rule("expand", "expand_copy", "broadcast_to")
+@rule("expand", "expand_copy")
 def _expand(s: Step) -> Known:
     return moved(s.raw(s.arg(0)), broadcast(s.shape(s.arg(0)), len(s.out)))
 
 
 @rule(
-    "alias",
-    "clone",
-    "contiguous",
-    "lift_fresh",
-    "lift",
-    "_to_copy",
-    "to",
-    "resolve_conj",
-    "resolve_neg",
-    "view_as",
-    "dropout",
-    "real",
-    "alias_copy",
-    "_conj",
-    "positive",
-    "lift_fresh_copy",
+    *("alias", "clone", "lift_fresh", "lift", "_to_copy"),
+    *("alias_copy", "_conj", "lift_fresh_copy"),
 )
 def same(s: Step) -> Known:
     """Return a copy, perhaps in another precision."""
@@ -139,13 +125,7 @@ def cut_axis(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
 
 
 @rule(
-    "split",
-    "split_with_sizes",
-    "unsafe_split",
-    "unsafe_split_with_sizes",
-    "split_copy",
-    "split_with_sizes_copy",
-    "chunk",
+    *("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy"),
 )
 def _split(s: Step) -> list[Known]:
     x = s.arg(0)
@@ -222,7 +202,7 @@ def _roll(s: Step) -> Known:
     return known
 
 
-@rule("repeat", "tile")
+@rule("repeat")
 def _repeat(s: Step) -> Known:
     x = s.arg(0)
     known = moved(s.raw(x), broadcast(s.shape(x), len(s.out)))
