@@ -282,7 +282,7 @@ class Derivation:
 
 
 MOST_ATOMS = 3_000_000
-"""Models with more unknown charges than this are told of parameters without a law only."""
+"""For models with more unknown charges than this, only parameters without a law are listed."""
 
 
 def _layers(text: str) -> str:

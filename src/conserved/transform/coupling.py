@@ -52,7 +52,7 @@ def _relaxed_rules() -> dict[str, Any]:
         shape, out = tuple(s.shape(s.arg(0))), tuple(s.out)
         first = len(out) - len(shape)
         if first < 0 or out[first:] != shape:
-            # A loss, or what is stretched.
+            # A loss, or a function that broadcasts its input.
             return fix_all(s)
         scaled = power(s, s.type(s.arg(0)), Fraction(1))
         # With many exponents powers have more axes than what they are taken of.
@@ -76,12 +76,12 @@ def _relaxed_rules() -> dict[str, Any]:
         return [Type(result.factors)] + [FIXED] * (len(s.operation.results) - 1)
 
     def size(s: Step) -> Any:
-        """A mean that keeps its axis is what a norm divides by: it is taken not to move."""
+        """Type a mean that keeps its axis as fixed: a norm divides by it."""
         keeps = s.arg(2, "keepdim", False) or s.arg(3, "keepdim", False)
         return FIXED if keeps else RULES["aten::mean"](s)
 
     def plus(s: Step) -> Any:
-        """A number that is added is part of a function of single entries."""
+        """Type the addition of a number as part of a function of single entries."""
         alone = number(s.arg(1), s) is not None and isinstance(s.arg(0), ValueRef)
         return entrywise(s) if alone else RULES["aten::add"](s)
 

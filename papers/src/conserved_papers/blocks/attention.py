@@ -12,7 +12,7 @@ Pairing = Literal["interleaved", "half"]
 
 
 def rotation_angles(length: int, pairs: int, like: Float[Tensor, "..."]) -> Float[Tensor, "length pairs"]:
-    """p·φ_j with φ_j = 10000^(−j/pairs): the angle of position p in plane j."""
+    """Return p·φ_j with φ_j = 10000^(−j/pairs): the angle of position p in plane j."""
     precision = torch.promote_types(like.dtype, torch.float32)
     exponent = torch.arange(pairs, dtype=precision, device=like.device) / pairs
     position = torch.arange(length, dtype=precision, device=like.device)
@@ -20,7 +20,7 @@ def rotation_angles(length: int, pairs: int, like: Float[Tensor, "..."]) -> Floa
 
 
 def rotate(x: Float[Tensor, "*heads length width"], pairing: Pairing) -> Float[Tensor, "*heads length width"]:
-    """x_p R_p for every position p, so that ⟨q_p R_p, k_q R_q⟩ = q_p R_{p−q} k_qᵀ.
+    """Return x_p R_p for every position p, so that ⟨q_p R_p, k_q R_q⟩ = q_p R_{p−q} k_qᵀ.
 
     The planes are the columns (2j, 2j+1) when interleaved, as in the paper, or (j, j + width/2) when half-split.
     """

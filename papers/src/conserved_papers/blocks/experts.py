@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(SwiGLU(dim, hidden) for _ in range(experts))
 
     def weights(self, x: Float[Tensor, "*tokens dim"]) -> Float[Tensor, "*tokens experts"]:
-        """g(x): zero for the experts that are not active, and summing to one."""
+        """Return g(x): zero for the experts that are not active, and summing to one."""
         logits = self.router(x)
         if self.active < len(self.experts):
             order = logits.sort(dim=-1, descending=True, stable=True).indices

@@ -18,7 +18,7 @@ PositionKind = Literal["none", "sinusoidal", "learned", "rotary", "rotary-half"]
 
 
 def normalization(kind: Norm, dim: int, *, bias: bool = True, eps: float = 1e-6) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm, which centres, or RMSNorm, which does not."""
+    """Return LayerNorm, which centres, or RMSNorm, which does not."""
     if kind == "layer":
         return nn.LayerNorm(dim, eps=eps, bias=bias)
     if kind == "rms":
@@ -244,7 +244,7 @@ class VisionTransformer(nn.Module):
         return torch.zeros(2, self.channels, self.image, self.image, dtype=weight.dtype, device=weight.device)
 
     def patches(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch tokens pixels"]:
-        """Non-overlapping patches of images, row by row: (batch, tokens, pixels of a patch)."""
+        """Return non-overlapping patches of images, row by row: (batch, tokens, pixels of a patch)."""
         size = self.patch
         tiles = images.unfold(2, size, size).unfold(3, size, size)
         return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)

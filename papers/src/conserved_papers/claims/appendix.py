@@ -34,7 +34,7 @@ LINE_PARTS = {"paper": (("lines", 1, 453), ("proofs-lines", 454, 1334))}
 
 
 def appendix_pages() -> Iterator[tuple[str, str]]:
-    """The pages of the appendix: their places below docs/ and their contents."""
+    """Return the pages of the appendix: their places below docs/ and their contents."""
     yield "claims/appendix/arguments.md", arguments()
     for document in DOCUMENTS:
         yield f"claims/appendix/{document}.md", claims_in_full(document)
@@ -43,7 +43,7 @@ def appendix_pages() -> Iterator[tuple[str, str]]:
 
 
 def arguments() -> str:
-    """The arguments that no machine checks, from the modules whose claims rest on them."""
+    """Return the arguments that no machine checks, from the modules whose claims rest on them."""
     parts = [
         "# Arguments in full\n\nClaims of the class *argued* rest on these, beside the steps that a machine checks. "
         "Each stands at the top of the file of its claims."
@@ -57,12 +57,12 @@ def arguments() -> str:
 
 
 def line_parts(document: str) -> tuple[tuple[str, int, int], ...]:
-    """The pages on which the lines of a source are listed: the end of their names, the first and the last line."""
+    """Return the pages on which the lines of a source are listed: the end of each name, its first and last line."""
     return LINE_PARTS.get(document, (("lines", 1, DOCUMENTS[document].lines),))
 
 
 def claims_in_full(document: str) -> str:
-    """Every claim about a source with formulas, evidence and witness, each folded."""
+    """Return every claim about a source with formulas, evidence and witness, each folded."""
     lines = [
         f"# {NAMES[document]}: every claim in full",
         "",
@@ -101,7 +101,7 @@ def full_section(claim: Claim, record: Record) -> str:
 
 
 def relations(claim: Claim) -> list[str]:
-    """Which claims it falls with, replaces or is replaced by, in sentences."""
+    """Return sentences on the claims that a claim falls with, replaces or is replaced by."""
     output = (
         (claim.under, "It falls with `{}` and is not counted again."),
         (claim.corrected_by, "Instead, `{}` holds."),
@@ -115,7 +115,9 @@ def relations(claim: Claim) -> list[str]:
 
 
 def lines_page(document: str, first: int, last: int) -> str:
-    """What these lines of a source say, in our words, with the claims that judge them or the reason why none does."""
+    """Return a page that says in our words what lines of a source say, with the claims that judge them or the reason
+    why none does.
+    """
     about = DOCUMENTS[document]
     parts = [
         f"# {NAMES[document]}: lines {first} to {last}\n\n{about.title}, {about.lines} lines. Every line is in one "
@@ -133,5 +135,5 @@ def _row(sentence: Sentence) -> str:
 
 
 def appendix_link(code: str) -> str:
-    """A code that leads to its block in the appendix, from within the appendix."""
+    """Return a code as a link to its block in the appendix, from within the appendix."""
     return f"[`{code}`]({code.partition('.')[0]}.md#{code})"

@@ -22,12 +22,12 @@ def balls(rows: Any) -> BallMatrix:
 
 
 def ball(value: Fraction | int) -> Any:
-    """One exact number as a ball."""
+    """Return one exact number as a ball."""
     return balls(value)[()]
 
 
 def softmax_rows(logits: BallMatrix) -> BallMatrix:
-    """softmax of each row."""
+    """Return softmax of each row."""
     powers = np.exp(logits)
     return np.asarray(powers / powers.sum(-1, keepdims=True), dtype=object)
 

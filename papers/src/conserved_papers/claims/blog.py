@@ -28,7 +28,7 @@ SIZE = "d = 3 and sequences of five"
 
 
 def norm_difference(theta: Parameters, *, sign: float = -1.0) -> Tensor:
-    """½‖W_QK‖² − ½‖W_V‖²."""
+    """Return ½‖W_QK‖² − ½‖W_V‖²."""
     return (theta["qk"].square().sum() + sign * theta["v"].square().sum())[None] / 2
 
 
@@ -76,7 +76,7 @@ assert abs(w ** 2 / 2 - v ** 2 / 2 - before) > 1"""
 
 
 def descent_step(w: Fraction, v: Fraction) -> tuple[Fraction, Fraction]:
-    """One step of size ½ for one token x = 1, target 0, while w > 0."""
+    """Return one step of size ½ for one token x = 1, target 0, while w > 0."""
     return w - w * v * v / 2, v - w * w * v / 2
 
 
@@ -111,7 +111,7 @@ def _loss(error: Matrix) -> Any:
 
 
 def pattern_gradient(x: Matrix, v: Matrix, error: Matrix, mask: Matrix) -> Matrix:
-    """Xᵀ diag(δ) relu(sign S) diag(X W_V) X."""
+    """Return Xᵀ diag(δ) relu(sign S) diag(X W_V) X."""
     matrix: Matrix = x.T @ (error * mask * (x @ v).T) @ x
     return matrix
 
@@ -273,7 +273,7 @@ class FactoredRelu(nn.Module):
 
 
 def factored_law(theta: Parameters, *, sign: float = -1.0) -> Tensor:
-    """‖W_Q‖² − ‖W_V‖²."""
+    """Return ‖W_Q‖² − ‖W_V‖²."""
     return (theta["q"].square().sum() + sign * theta["v"].square().sum())[None]
 
 
@@ -366,7 +366,7 @@ def uniform_pattern(logits: Matrix) -> Matrix:
 
 
 def inactive_pattern(logits: Matrix) -> Matrix:
-    """ReLU of logits that are all zero."""
+    """Return ReLU of logits that are all zero."""
     return 0 * logits
 
 
@@ -404,7 +404,7 @@ class ReluHeads(nn.Module):
 
 
 def head_norm_differences(theta: Parameters) -> Tensor:
-    """½‖W_h‖² − ½‖V_h‖² for two heads."""
+    """Return ½‖W_h‖² − ½‖V_h‖² for two heads."""
     return torch.cat([norm_difference({name: theta[f"heads.{h}.{name}"] for name in ("qk", "v")}) for h in (0, 1)])
 
 
@@ -415,7 +415,7 @@ def heads_complete(*, quantities: Quantities = head_norm_differences) -> Verdict
 
 
 def scalar_relu(w: Fraction, v: Fraction, x: Fraction) -> Fraction:
-    """relu(x w x) x v."""
+    """Return relu(x w x) x v."""
     return max(x * w * x, Fraction(0)) * x * v
 
 

@@ -47,7 +47,7 @@ Constraints = Callable[[Parameters, Parameters], Tensor]
 
 
 def certificate(build: Build, shape: tuple[int, ...], loss: str = "any") -> Certificate:
-    """The certificate of a block; made once for all claims about it."""
+    """Return the certificate of a block; made once for all claims about it."""
     return _certificate(build, shape, loss)
 
 
@@ -58,7 +58,7 @@ def _certificate(build: Build, shape: tuple[int, ...], loss: str) -> Certificate
 
 
 def named(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """A vector of all parameters as tensors by name."""
+    """Return a vector of all parameters as tensors by name."""
     parts = vector.split([math.prod(shape) for shape in shapes.values()])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
@@ -83,20 +83,20 @@ def affine_forms(grad: Callable[[Tensor], Tensor], shapes: Mapping[str, tuple[in
 
 
 def gradients(forms: Sequence[Form], theta: Sequence[float]) -> Matrix:
-    """The gradients of forms at θ, exactly."""
+    """Return the gradients of forms at θ, exactly."""
     point = [Fraction(value) for value in theta]
     return np.array([form.gradient(point) for form in forms], dtype=object).reshape(len(forms), len(point))
 
 
 def proved(contents: CertificateContents, forms: Sequence[Form]) -> bool:
-    """Whether the symbolic argument shows, for every piece of the function, that no form moves the output."""
+    """Return whether the symbolic argument shows, for every piece of the function, that no form moves the output."""
     return all(proved_by_argument(contents.program, forms, x, decided) for x, decided in pieces(contents))
 
 
 def laws_hold(
     build: Build, shape: tuple[int, ...], quantities: Quantities, *, size: str, witness: Witness | None = None
 ) -> Verdict:
-    """Whether all quantities are conserved."""
+    """Return whether all quantities are conserved."""
     contents = certificate(build, shape).contents
     forms = forms_of(quantities, contents.parameters)
     # Balls first: an argument for what is no law can take long to fail.
@@ -122,7 +122,7 @@ def all_laws(
     loss: str = "any",
     witness: Witness | None = None,
 ) -> Verdict:
-    """Whether the quantities are all laws there are: as many independent ones as the certificate allows."""
+    """Return whether the quantities are all laws there are: as many independent ones as the certificate allows."""
     result = certificate(build, shape, loss)
     contents = result.contents
     forms = [] if quantities is None else forms_of(quantities, contents.parameters)
@@ -153,7 +153,9 @@ def all_laws(
 def typed_laws(
     build: Build, shape: tuple[int, ...], forms: Sequence[Form], contents: CertificateContents, loss: str
 ) -> Evidence | None:
-    """That the forms are combinations of laws read off the block's operations, by rules that name no size; or None."""
+    """Return the evidence that the forms are combinations of laws read off the block's operations, by rules that name
+    no size; or None.
+    """
     laws = recognize(build().double(), torch.zeros(shape, dtype=torch.float64), loss=loss)
     typed = laws.select(lambda symmetry: symmetry.exact and symmetry.source == "typed")
     if not len(typed):
@@ -172,7 +174,7 @@ def typed_laws(
 def constraints_characterise(
     build: Build, shape: tuple[int, ...], constraints: Constraints, *, size: str, witness: Witness | None = None
 ) -> Verdict:
-    """Whether the solutions of a PDE at θ are exactly the gradients orthogonal to all fields."""
+    """Return whether the solutions of a PDE at θ are exactly the gradients orthogonal to all fields."""
     result = certificate(build, shape)
     contents, theta = result.contents, torch.tensor(result.contents.theta, dtype=torch.float64)
     shapes = contents.parameters
@@ -210,7 +212,7 @@ def constraints_characterise(
 
 
 def _symmetry_moves(build: Build, shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
-    """The directions in which the generators of the recognised symmetries move θ: the gradient of μ(θ, G) in G."""
+    """Return the directions in which generators of the recognised symmetries move θ: gradients of μ(θ, G) in G."""
     laws = recognize(build().double())
     if not len(laws):
         return []

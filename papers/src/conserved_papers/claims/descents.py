@@ -80,7 +80,8 @@ def drifts(
     seed: int = 0,
     path: bool = False,
 ) -> list[float]:
-    """‖h(θ_k) − h(θ_0)‖ over the size of the squared weights, after so many steps of (stochastic) gradient descent.
+    """Return ‖h(θ_k) − h(θ_0)‖ over the size of the squared weights, after so many steps of (stochastic) gradient
+    descent.
 
     With `path` the path length, Σ‖h(θ_{i+1}) − h(θ_i)‖, which cannot be small because changes cancel.
     Full-batch runs see the same inputs and targets in every step. Stochastic ones see fresh inputs and targets of pure

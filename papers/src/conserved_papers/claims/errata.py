@@ -91,7 +91,7 @@ class ErrataLine:
 
 @cache
 def sheets() -> dict[str, tuple[ErrataLine, ...]]:
-    """The lines of every sheet, by source."""
+    """Return the lines of every sheet, by source."""
     return {
         document: tuple(_line(document, label, text) for row in sheet["lines"] for label, text in row.items())
         for document, sheet in read_text("errata").items()
@@ -99,7 +99,7 @@ def sheets() -> dict[str, tuple[ErrataLine, ...]]:
 
 
 def _line(document: str, label: str, text: str) -> ErrataLine:
-    """A line with the claims that it links; a line of slips without links is about all slips of the source."""
+    """Return a line with the claims that it links; a line of slips without links is about all slips of the source."""
     codes = [code for code in re.findall(r"\]\(([\w.]+)\)", text) if code.partition(".")[0] in DOCUMENTS]
     if label == "slip" and not codes:
         slips = (claim.code for claim in claims(f"{document}.") if records()[claim.code].standing is Standing.SLIP)
@@ -108,7 +108,7 @@ def _line(document: str, label: str, text: str) -> ErrataLine:
 
 
 def first_screen() -> str:
-    """The page of errata sheets, with the classes and the tally below."""
+    """Return the page of errata sheets, with the classes and the tally below."""
     brief = [
         f"| [{NAMES[document]}](#{document}) | {typeset(sheet['in_brief']['holds'])} | "
         f"{typeset(sheet['in_brief']['fails'])} |"
@@ -133,7 +133,7 @@ def _item(line: ErrataLine) -> str:
 
 
 def _folded_slips(line: ErrataLine) -> str:
-    """Every slip on a line of its own: where it is, and its repair."""
+    """Return every slip on a line of its own: where it is, and its repair."""
     rows = []
     for code in line.codes:
         [slip] = claims(code)

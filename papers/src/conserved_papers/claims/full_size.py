@@ -31,7 +31,8 @@ STAND_INS = {
 
 
 def runs_that_count(runs: Sequence[LongRun]) -> dict[str, LongRun]:
-    """The runs that count: of every recipe the longest in the finest arithmetic, and one in float64 if that is another.
+    """Return the runs that count: of every recipe the longest in the finest arithmetic, and one in float64 if that is
+    another.
 
     Args:
         runs: Long runs, several of a recipe where they differ in arithmetic.

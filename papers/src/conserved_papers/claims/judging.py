@@ -13,7 +13,8 @@ ARGUED = "argued"
 
 
 def confirm(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Evidence] = ()) -> Verdict:
-    """The claim holds: proved if every piece of evidence it needs is a proof, verified otherwise.
+    """Return the verdict on a claim that holds: proved if every piece of evidence it needs is a proof, verified
+    otherwise.
 
     Args:
         message: the sentence of the verdict.
@@ -35,7 +36,7 @@ def confirm(message: str, *evidence: Evidence, scope: str = "", beside: Sequence
 
 
 def refute(message: str, *evidence: Evidence, witness: Witness | None = None) -> Verdict:
-    """The claim does not hold.
+    """Return the verdict on a claim that does not hold.
 
     Args:
         message: the sentence of the verdict.
@@ -57,7 +58,7 @@ def decide(
     scope: str = "",
     beside: Sequence[Evidence] = (),
 ) -> Verdict:
-    """`confirm` or `refute`, by the result of a check.
+    """Return `confirm` or `refute`, by the result of a check.
 
     Args:
         good: whether the claim stood the check.
@@ -171,5 +172,5 @@ def together(*verdicts: Verdict, says: str = "", otherwise: str = "") -> Verdict
 
 
 def _argued_first(scope: str) -> bool:
-    """An argument in words is the weaker part, and comes first."""
+    """Return the evidence with arguments in words first, because they are the weaker part."""
     return not scope.startswith(ARGUED)

@@ -83,7 +83,7 @@ def transposed(word: Word) -> Word:
 
 
 def matrices(names: Iterable[str]) -> list[Words]:
-    """One matrix for every name."""
+    """Return one matrix for every name."""
     return [Words({(name,): Fraction(1)}) for name in names]
 
 

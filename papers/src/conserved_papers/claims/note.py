@@ -103,7 +103,7 @@ def initial_norm(*, variance: Callable[[int], Fraction] = lambda d: Fraction(1, 
 
 
 def lagrange_identity(most: int = 5) -> bool:
-    """Σa² Σb² − (Σab)² = Σ_{k<l}(a_k b_l − a_l b_k)², as polynomials for vectors of up to five entries."""
+    """Check that Σa² Σb² − (Σab)² = Σ_{k<l}(a_k b_l − a_l b_k)², as polynomials for vectors of up to five entries."""
     good = True
     for size in range(1, most + 1):
         a, b = Letters(a=(size,), b=(size,))

@@ -131,7 +131,7 @@ assert quotients[2] > 90 * quotients[1] > 8000 * quotients[0]"""
 
 
 def query_slope(k: Fraction, v: Fraction) -> Fraction:
-    """∂/∂w_q of ½‖softmax(w_q k xxᵀ)xv‖² at w_q = 0, for tokens 1 and 2: exact, since the weights are 1/2 there.
+    """Return ∂/∂w_q of ½‖softmax(w_q k xxᵀ)xv‖² at w_q = 0, for tokens 1 and 2: exact, since the weights are 1/2 there.
 
     Row i has the output v·m with m the mean of the tokens, and ∂A_ij = A_ij k x_i (x_j − m), so the slope is
     Σ_i v m · v k x_i Var(x).
@@ -175,7 +175,7 @@ SHARP_ROWS = fractions([[3, 1], [1, 3]]) / 4
 
 
 def squared_norms(weights: Matrix) -> tuple[Fraction, Fraction]:
-    """‖g‖² and ‖g‖² in F⁻¹ for g = (1, −1), which is an eigenvector of F = AAᵀ for weights with equal corners."""
+    """Return ‖g‖² and ‖g‖² in F⁻¹ for g = (1, −1), an eigenvector of F = AAᵀ for weights with equal corners."""
     gram = weights @ weights.T
     eigenvalue = Fraction(gram[0, 0] - gram[0, 1])
     return Fraction(2), 2 / eigenvalue
@@ -227,7 +227,7 @@ def value_gradient(*, metric: Callable[[Words, Words], Words] = lambda x, a: x.T
     x, a, first, second, y = matrices("XAVWY")
 
     def slope(v: Words) -> Words:
-        """∇ ½‖AXV − Y‖² = (AX)ᵀ(AXV − Y)."""
+        """Return ∇ ½‖AXV − Y‖² = (AX)ᵀ(AXV − Y)."""
         return (a @ x).T @ (a @ x @ v - y)
 
     same = slope(first) - slope(second) == metric(x, a) @ (first - second)

@@ -33,12 +33,12 @@ def stochastic_matrices() -> Iterator[Matrix]:
 
 
 def entropy(row: Sequence[Fraction] | Matrix) -> Any:
-    """−Σ a log a of fractions, as a ball."""
+    """Return −Σ a log a of fractions, as a ball."""
     return sum((-p * p.log() for p in balls([e for e in row if e > 0])), flint.arb(0))
 
 
 def information(outputs: Sequence[Hashable]) -> Any:
-    """I(X; Y) = Σ p(x, y) log(p(x, y)/(p(x) p(y))) for equally likely inputs and their outputs, as a ball."""
+    """Return I(X; Y) = Σ p(x, y) log(p(x, y)/(p(x) p(y))) for equally likely inputs and their outputs, as a ball."""
     count, share = Counter(outputs), Fraction(1, len(outputs))
     return sum((ball(share) * -ball(Fraction(count[y], len(outputs))).log() for y in outputs), flint.arb(0))
 

@@ -42,7 +42,7 @@ EXPERTS = "d = 3 and three experts of two neurons"
 
 
 def heads(theta: Parameters, count: int, prefix: str = "") -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Q_i, K_i, V_i, O_i of every head as the paper writes them, d × d_h."""
+    """Return Q_i, K_i, V_i, O_i of every head as the paper writes them, d × d_h."""
     q, k, v = (theta[f"{prefix}{name}.weight"].unflatten(0, (count, -1)) for name in "qkv")
     o = theta[f"{prefix}o.weight"].unflatten(1, (count, -1))
     for i in range(count):
@@ -56,7 +56,7 @@ def upper(matrix: Tensor) -> Tensor:
 
 
 def gram_differences(theta: Parameters, *, count: int = 2, prefix: str = "", sign: float = -1.0) -> Tensor:
-    """Q_iᵀQ_i − K_iᵀK_i and V_iᵀV_i − O_iᵀO_i."""
+    """Return Q_iᵀQ_i − K_iᵀK_i and V_iᵀV_i − O_iᵀO_i."""
     parts = []
     for q, k, v, o in heads(theta, count, prefix):
         parts += [upper(q.mT @ q + sign * k.mT @ k), upper(v.mT @ v + sign * o.mT @ o)]
@@ -64,7 +64,7 @@ def gram_differences(theta: Parameters, *, count: int = 2, prefix: str = "", sig
 
 
 def plane_differences(theta: Parameters, *, count: int = 1, sign: float = -1.0) -> Tensor:
-    """‖Q^(j)‖² − ‖K^(j)‖² for every plane, and VᵀV − OᵀO."""
+    """Return ‖Q^(j)‖² − ‖K^(j)‖² for every plane, and VᵀV − OᵀO."""
     parts = []
     for q, k, v, o in heads(theta, count):
         planes = [m.unflatten(1, (-1, 2)).square().sum((0, 2)) for m in (q, k)]
@@ -73,7 +73,7 @@ def plane_differences(theta: Parameters, *, count: int = 1, sign: float = -1.0) 
 
 
 def neuron_differences(theta: Parameters, *, prefix: str = "", sign: float = -1.0) -> Tensor:
-    """‖A_:,i‖² − ‖C_i,:‖² for every neuron."""
+    """Return ‖A_:,i‖² − ‖C_i,:‖² for every neuron."""
     down, up = theta[f"{prefix}down.weight"], theta[f"{prefix}up.weight"]
     return down.square().sum(0) + sign * up.square().sum(1)
 
@@ -88,7 +88,7 @@ def mixture_invariants(theta: Parameters, *, count: int = 3) -> Tensor:
 
 
 def swiglu_constraints(theta: Parameters, gradient: Parameters, *, prefix: str = "", sign: float = 1.0) -> Tensor:
-    """∇_B h = 0 and ∇_{A_:,i}h C_i,: + A_:,i ∇_{C_i,:}h = 0."""
+    """Return the left-hand sides of ∇_B h = 0 and ∇_{A_:,i}h C_i,: + A_:,i ∇_{C_i,:}h = 0."""
     a, c = theta[f"{prefix}down.weight"], theta[f"{prefix}up.weight"]
     da, dc = gradient[f"{prefix}down.weight"], gradient[f"{prefix}up.weight"]
     mixed = torch.einsum("ai,ic->iac", da, c) + sign * torch.einsum("ai,ic->iac", a, dc)
@@ -96,7 +96,7 @@ def swiglu_constraints(theta: Parameters, gradient: Parameters, *, prefix: str =
 
 
 def attention_constraints(theta: Parameters, gradient: Parameters, *, sign: float = 1.0) -> Tensor:
-    """K (∇_Q h)ᵀ + (∇_K h) Qᵀ = 0 and O (∇_V h)ᵀ + (∇_O h) Vᵀ = 0 for every head."""
+    """Return the left-hand sides of K (∇_Q h)ᵀ + (∇_K h) Qᵀ = 0 and O (∇_V h)ᵀ + (∇_O h) Vᵀ = 0 for every head."""
     parts = []
     for (q, k, v, o), (dq, dk, dv, do) in zip(heads(theta, 2), heads(gradient, 2), strict=True):
         parts += [k @ dq.mT + sign * dk @ q.mT, o @ dv.mT + sign * do @ v.mT]
@@ -104,7 +104,9 @@ def attention_constraints(theta: Parameters, gradient: Parameters, *, sign: floa
 
 
 def rotary_constraints(theta: Parameters, gradient: Parameters, *, count: int = 1, turned: bool = True) -> Tensor:
-    """K^(j)(∇_{Q^(j)}h)ᵀ + ∇_{K^(j)}h Q^(j)ᵀ = 0, the same with J in between, and the one of values and outputs."""
+    """Return the left-hand sides of K^(j)(∇_{Q^(j)}h)ᵀ + ∇_{K^(j)}h Q^(j)ᵀ = 0, the same with J in between, and the one of values and
+    outputs.
+    """
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     parts = []
     for (q, k, v, o), (dq, dk, dv, do) in zip(heads(theta, count), heads(gradient, count), strict=True):

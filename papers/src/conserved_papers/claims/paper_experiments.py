@@ -33,13 +33,13 @@ def normed_rotary_attention() -> nn.Module:
 
 
 def query_key_planes(theta: Parameters) -> Tensor:
-    """‖Q^(j)‖² − ‖K^(j)‖² for both planes, the laws of Theorem 4.4 for queries and keys."""
+    """Return ‖Q^(j)‖² − ‖K^(j)‖² for both planes, the laws of Theorem 4.4 for queries and keys."""
     q, k = (theta[f"{name}.weight"].unflatten(0, (-1, 2)).square().sum((1, 2)) for name in "qk")
     return q - k
 
 
 def normed_invariants(theta: Parameters) -> Tensor:
-    """‖Q‖², ‖K‖², the gains' ‖γ_q^(j)‖² − ‖γ_k^(j)‖², and VᵀV − OᵀO."""
+    """Return ‖Q‖², ‖K‖², the gains' ‖γ_q^(j)‖² − ‖γ_k^(j)‖², and VᵀV − OᵀO."""
     q, k = theta["q.weight"].square().sum(), theta["k.weight"].square().sum()
     gains = [theta[f"{name}_norm.weight"].unflatten(0, (-1, 2)).square().sum(1) for name in "qk"]
     v, o = theta["v.weight"], theta["o.weight"]
@@ -59,7 +59,7 @@ def qwen_complete(*, quantities: Quantities = normed_invariants) -> Verdict:
 
 
 def router_sum(theta: Parameters) -> Tensor:
-    """Σ_i W_i."""
+    """Return Σ_i W_i."""
     return theta["router.weight"].sum(0)
 
 
@@ -131,7 +131,7 @@ assert abs(-slope.sum() - 1 / 18) < 1e-6       # tau/18: of first order, not tau
 
 
 def _router_law(model: nn.Module) -> LawSet:
-    """Σ_i W_i as a law set, whether or not the model has it as a law."""
+    """Return Σ_i W_i as a law set, whether or not the model has it as a law."""
     pattern = recognize(MixtureOfExperts(3, 2, 3)).select(lambda symmetry: "router" in symmetry.name)
     return LawSet(symmetries=pattern.symmetries, parameters=dict(model.named_parameters()))
 
@@ -195,13 +195,13 @@ def not_conserved(build: Build, shape: tuple[int, ...], quantities: Quantities, 
 
 
 def plane_imbalance(theta: Parameters) -> Tensor:
-    """‖Q_:,0‖² + ‖K_:,0‖² − ‖Q_:,1‖² − ‖K_:,1‖² of every plane."""
+    """Return ‖Q_:,0‖² + ‖K_:,0‖² − ‖Q_:,1‖² − ‖K_:,1‖² of every plane."""
     q, k = (theta[f"{name}.weight"].square().sum(1).unflatten(0, (-1, 2)) for name in "qk")
     return (q + k)[:, 0] - (q + k)[:, 1]
 
 
 def entry_differences(theta: Parameters) -> Tensor:
-    """A_ij² − C_ij² where both exist."""
+    """Return A_ij² − C_ij² where both exist."""
     a, c = theta["down.weight"], theta["up.weight"]
     return (a[:3, :3].square() - c[:3, :3].square()).flatten()
 

@@ -105,7 +105,7 @@ assert np.linalg.matrix_rank([gradient, decay, bracket]) == 3"""
 
 
 def _bracket(letters: Letters, x: Sequence[Any], y: Sequence[Any]) -> list[Any]:
-    """[X, Y] = DY·X − DX·Y of fields in the coordinates t, a, b."""
+    """Return the bracket [X, Y] = DY·X − DX·Y of fields in the coordinates t, a, b."""
 
     def along(field: Sequence[Any], value: Any) -> Any:
         return sum(part * letters.gradient(value, name)[()] for part, name in zip(field, "tab", strict=True))
@@ -185,13 +185,13 @@ ComplexFunction = Callable[[Matrix], Matrix]
 
 
 def complex_gelu(z: Matrix) -> Matrix:
-    """z Φ(z) for complex z."""
+    """Return z Φ(z) for complex z."""
     result: Matrix = z * (1 + erf(z / np.sqrt(2))) / 2
     return result
 
 
 def complex_models(gelu: ComplexFunction) -> list[Callable[[complex], complex]]:
-    """One output of each model of Section 4 along a line of complex inputs, with random weights."""
+    """Return one output of each model of Section 4 along a line of complex inputs, with random weights."""
     rng = np.random.default_rng(0)
 
     def silu(z: Matrix) -> Matrix:
@@ -297,7 +297,7 @@ class Stack(nn.Module):
 
 
 def stack_invariants(theta: Parameters) -> Tensor:
-    """QᵀQ − KᵀK and VᵀV − OᵀO of both layers."""
+    """Return QᵀQ − KᵀK and VᵀV − OᵀO of both layers."""
     return torch.cat([gram_differences(theta, count=1, prefix=f"{layer}.") for layer in ("first", "second")])
 
 

@@ -46,7 +46,7 @@ GeneratorsOfSize = Callable[[int], list[Matrix]]
 
 
 def boosts(d: int) -> list[Matrix]:
-    """The 2d × 2d matrices that exchange one of the first d rows with one of the last d."""
+    """Return the 2d × 2d matrices that exchange one of the first d rows with one of the last d."""
     result = []
     for first, second in itertools.product(range(d), range(d, 2 * d)):
         matrix = np.zeros((2 * d, 2 * d), dtype=int)
@@ -67,7 +67,7 @@ def complex_boosts(d: int) -> list[Matrix]:
 
 
 def closure_dimension(generators: Sequence[Matrix]) -> int:
-    """The dimension of the Lie algebra that matrices of whole numbers generate, exactly."""
+    """Return the dimension of the Lie algebra that matrices of whole numbers generate, exactly."""
     basis = [matrix.ravel() for matrix in generators]
     size = rank(np.array(basis, dtype=object))
     while True:
@@ -96,7 +96,7 @@ def equations_are_boosts() -> bool:
 
 
 def brackets_are_rotations() -> bool:
-    """[b_{ja}, b_{lc}] = δ_ac r_{jl} + δ_jl r_{ac}, for all indices of d = 3; a bracket has four."""
+    """Check that [b_{ja}, b_{lc}] = δ_ac r_{jl} + δ_jl r_{ac}, for all indices of d = 3; a bracket has four."""
     d, unit = 3, np.eye(6, dtype=int)
 
     def boost(j: int, a: int) -> Matrix:
@@ -115,7 +115,7 @@ def brackets_are_rotations() -> bool:
 
 
 def boosts_scale_isotropic_vectors() -> bool:
-    """(c, s; s, c) with c² − s² = 1 maps (1, −1) to (c − s)(1, −1) and (1, 1) to (c + s)(1, 1)."""
+    """Check that (c, s; s, c) with c² − s² = 1 maps (1, −1) to (c − s)(1, −1) and (1, 1) to (c + s)(1, 1)."""
     c, s = Letters(c=(), s=())
     boost = ((c, s), (s, c))
 
@@ -231,7 +231,9 @@ def one_length(*, tokens: int = 2) -> Verdict:
 
 
 def overlapping_equalities(active: int, experts: int) -> bool:
-    """Equal slopes on T and on T with one element exchanged are equal slopes on the union, for all such pairs."""
+    """Check that equal slopes on T and on T with one element exchanged are equal slopes on the union, for all such
+    pairs.
+    """
     for chosen in itertools.combinations(range(experts), active):
         for lost, new in itertools.product(chosen, set(range(experts)) - set(chosen)):
             other = [i for i in chosen if i != lost] + [new]
@@ -266,7 +268,9 @@ def first_wall_is_the_next_expert(active: int) -> bool:
 
 
 def sums_keep_slopes() -> bool:
-    """A function of w_1 + w_2 and w_3 has equal slopes in w_1 and w_2, and the same after (w_1 − c, w_2 + c)."""
+    """Check that a function of w_1 + w_2 and w_3 has equal slopes in w_1 and w_2, and the same after (w_1 − c, w_2 +
+    c).
+    """
     letters = Letters(w=(3,), c=(), p=(5,))
     w, c, p = letters
     total = w[0] + w[1]
@@ -299,7 +303,7 @@ def sparse_theorem(*, active: int = 2) -> Verdict:
 
 @cache
 def outcome_of(code: str) -> Outcome:
-    """The outcome of another claim, computed once."""
+    """Return the outcome of another claim, computed once."""
     return outcome(claims(code)[0])
 
 
@@ -348,7 +352,7 @@ ALL_SIZES_ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def for_every_size(codes: tuple[str, ...], words: tuple[str, ...]) -> Callable[..., Verdict]:
-    """A check that puts the parts of a theorem together."""
+    """Return a check that puts the parts of a theorem together."""
 
     def check(*, parts: Sequence[str] = codes) -> Verdict:
         return by_steps(

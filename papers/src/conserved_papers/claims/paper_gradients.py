@@ -30,7 +30,9 @@ SAMPLES = 10
 def agreement(
     function: Function, formula: PrintedGradients, shapes: Mapping[str, Sequence[int]], inputs: Sequence[int]
 ) -> Verdict:
-    """The largest relative difference between printed and automatic gradients, over random parameters and inputs."""
+    """Return the largest relative difference between printed and automatic gradients, over random parameters and
+    inputs.
+    """
     worst = 0.0
     for _ in range(SAMPLES):
         theta = {name: torch.randn(*shape, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()}
@@ -51,13 +53,13 @@ def agreement(
 
 
 def gelu_slope(z: Tensor) -> Tensor:
-    """Φ(z) + z φ(z)."""
+    """Return Φ(z) + z φ(z)."""
     density = torch.exp(-z * z / 2) / (2 * torch.pi) ** 0.5
     return 0.5 * (1 + torch.erf(z / 2**0.5)) + z * density
 
 
 def silu_slope(z: Tensor) -> Tensor:
-    """σ(z)(1 + z(1 − σ(z)))."""
+    """Return σ(z)(1 + z(1 − σ(z)))."""
     s = torch.sigmoid(z)
     return s * (1 + z * (1 - s))
 
@@ -93,7 +95,7 @@ def head_gradients(t: Tensors, x: Tensor, *, mean: float = 1.0) -> dict[str, Ten
 
 
 def equal_tokens(x: Tensor) -> Tensor:
-    """(x, y, y, y)."""
+    """Return (x, y, y, y)."""
     return torch.cat((x[:1], x[1:2].expand(3, -1)))
 
 
@@ -109,7 +111,7 @@ def first_weight_gradients(t: Tensors, x: Tensor) -> dict[str, Tensor]:
 
 
 def rotation(steps: int) -> Tensor:
-    """R^steps of one plane with φ = 1."""
+    """Return R^steps of one plane with φ = 1."""
     angle = torch.tensor(float(steps), dtype=torch.float64)
     return torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos())).reshape(2, 2)
 
@@ -137,23 +139,23 @@ def rotary_weight_gradients(t: Tensors, x: Tensor, *, turn: int = LAST) -> dict[
 
 
 def gated_output(gate: Callable[[Tensor], Tensor]) -> Function:
-    """Σ_i g_i(Wx) E_i with given expert outputs E."""
+    """Return Σ_i g_i(Wx) E_i with given expert outputs E."""
     return lambda t, x: (gate((t["W"] @ x).squeeze(-1)) * t["E"]).sum()
 
 
 def normalised_sigmoid(z: Tensor) -> Tensor:
-    """σ(z)/Σσ(z)."""
+    """Return σ(z)/Σσ(z)."""
     return torch.sigmoid(z) / torch.sigmoid(z).sum()
 
 
 def softmax_gate_formula(t: Tensors, x: Tensor) -> dict[str, Tensor]:
-    """g_i (E_i − MoE) xᵀ."""
+    """Return g_i (E_i − MoE) xᵀ."""
     g = (t["W"] @ x).squeeze(-1).softmax(-1)
     return {"W": (g * (t["E"] - (g * t["E"]).sum()))[:, None] @ x.mT}
 
 
 def sigmoid_gate_formula(t: Tensors, x: Tensor) -> dict[str, Tensor]:
-    """g_i (1 − σ(W_i x)) (E_i − MoE) xᵀ."""
+    """Return g_i (1 − σ(W_i x)) (E_i − MoE) xᵀ."""
     z = (t["W"] @ x).squeeze(-1)
     g = normalised_sigmoid(z)
     return {"W": (g * (1 - torch.sigmoid(z)) * (t["E"] - (g * t["E"]).sum()))[:, None] @ x.mT}
@@ -230,12 +232,12 @@ class Slip:
 
 
 def two_heads(x: int, y: int, heads: Sequence[int] = (0, 1)) -> Fraction:
-    """Σ_i Σ_p a_p x_p V_iO_i over some heads, for tokens (x, y) of one number, equal weights, V_iO_i = 1 and 2."""
+    """Return Σ_i Σ_p a_p x_p V_iO_i over some heads, for tokens x, y of one number, equal weights, V_iO_i = 1 and 2."""
     return sum((Fraction(1, 2) * (x + y) * (1 + i) for i in heads), Fraction(0))
 
 
 def law_pairing(value_slot: str) -> Fraction:
-    """⟨∇f, ∇h⟩ at Q = V = O = x = 1 for f = xVO and h = V² − O², with ∇_V f paired with ∇h in some parameter."""
+    """Return ⟨∇f, ∇h⟩ at Q = V = O = x = 1 for f = xVO and h = V² − O², with ∇_V f paired with ∇h in some parameter."""
     letters = Letters(Q=(), V=(), O=())
     v, o = letters.scalar("V"), letters.scalar("O")
     f, h = v * o, v * v - o * o
@@ -254,13 +256,13 @@ def output_slope(order: Callable[[Matrix, Matrix, Matrix], Matrix] | None) -> Fr
 
 
 def score(steps: int) -> Fraction:
-    """Q R^steps Kᵀ for Q = (1, 0), K = (0, 1) and the rotation R of the 3-4-5 triangle, steps ±1."""
+    """Return Q R^steps Kᵀ for Q = (1, 0), K = (0, 1) and the rotation R of the 3-4-5 triangle, steps ±1."""
     turn = fractions([[3, -4], [4, 3]]) / 5
     return Fraction((turn if steps > 0 else turn.T)[0, 1])
 
 
 def rational_form(sign: int | None) -> Fraction:
-    """(115) from the weights, or (118) with a sign for 𝔠, at α = 1, β = 2, one further token, 𝔠 = 𝔡 = 1."""
+    """Return (115) from the weights, or (118) with a sign for 𝔠, at α = 1, β = 2, one further token, 𝔠 = 𝔡 = 1."""
     alpha, beta, rest = Fraction(1), Fraction(2), Fraction(1)
     total = alpha + beta + rest
     if sign is not None:
@@ -276,7 +278,9 @@ def stacked_rows(transposed: bool) -> Fraction:
 
 
 def entries_named(exchanged: bool) -> Fraction:
-    """For how many k in [d_1] the entry C_jk, or C_kj, exists, j = 1, in a matrix of d_1 = 2 rows and d = 1 column."""
+    """Return for how many k in [d_1] the entry C_jk, or C_kj, exists, j = 1, in a matrix of d_1 = 2 rows and d = 1
+    column.
+    """
     rows, columns = 2, 1
     return Fraction(sum((k < columns) if exchanged else (k < rows) for k in range(rows)))
 

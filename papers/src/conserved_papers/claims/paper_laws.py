@@ -100,7 +100,9 @@ Steps = Callable[[], list[tuple[str, bool]]]
 
 
 def conserved_for_all_sizes(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Verdict:
-    """Whether the quantities are laws: at these sizes by certificate, and for all by the argument, if there is one."""
+    """Return whether the quantities are laws: at these sizes by certificate, and for all by the argument, if there is
+    one.
+    """
     result = together(
         *(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases)
     )

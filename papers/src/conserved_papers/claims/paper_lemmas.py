@@ -19,7 +19,9 @@ Nodes = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def product_of(polynomial: Any, letters: Sequence[Any]) -> bool:
-    """Whether a polynomial is a constant times powers of letters, so that it vanishes only where one of them does."""
+    """Return whether a polynomial is a constant times powers of letters, so that it vanishes only where one of them
+    does.
+    """
     if polynomial == 0:
         return False
     for letter in letters:
@@ -45,7 +47,9 @@ def separates(nodes: Nodes, most: int = 3) -> bool:
 
 
 def shifts_annihilate() -> bool:
-    """(E − γ)(u + mw)γ^m = wγ·γ^m, (E − γ)wγ·γ^m = 0, and (E − δ)² multiplies γ^m by (γ − δ)², over the factor γ^m."""
+    """Check that (E − γ)(u + mw)γ^m = wγ·γ^m, (E − γ)wγ·γ^m = 0, and (E − δ)² multiplies γ^m by (γ − δ)², over the
+    factor γ^m.
+    """
     u, w, g, d, m = Letters(u=(), w=(), g=(), d=(), m=())
     once = (u + (m + 1) * w) * g - g * (u + m * w)
     other = g * g - 2 * d * g + d * d
@@ -87,7 +91,7 @@ def silu_series(terms: int) -> list[Fraction]:
 
 
 def bernoulli_coefficient(n: int) -> Fraction:
-    """(2^{2n} − 1) B_{2n} / (2n)!, equation (37)."""
+    """Return (2^{2n} − 1) B_{2n} / (2n)!, equation (37)."""
     bernoulli = flint.fmpq.bernoulli(2 * n)
     return (4**n - 1) * Fraction(int(bernoulli.p), int(bernoulli.q)) / math.factorial(2 * n)
 

@@ -271,7 +271,9 @@ assert min(abs(a), abs(b)) > 1e100"""
 
 
 def softplus_descent(count: int) -> float:
-    """θ after so many steps 1/(k + 1) on log(1 + e^{−θ}) from 0: it grows without limit, because Σ 1/(k + 1) does."""
+    """Return θ after so many steps 1/(k + 1) on log(1 + e^{−θ}) from 0: it grows without limit, because Σ 1/(k + 1)
+    does.
+    """
     theta = 0.0
     for k in range(count):
         theta += 1 / (1 + math.exp(theta)) / (k + 1)

@@ -62,13 +62,13 @@ assert abs(s[1] / sum(s)) < 1e-8 < 0.1 < abs(softmax[1])"""
 
 
 def sigmoid_gate(z: flint.acb) -> flint.acb:
-    """g_2 for W_1 = 1 and W_2 = 1/2, multiplied through by both denominators 1 + e^{−W z}."""
+    """Return g_2 for W_1 = 1 and W_2 = 1/2, multiplied through by both denominators 1 + e^{−W z}."""
     first, second = 1 + (-z).exp(), 1 + (-z / 2).exp()
     return first / (first + second)
 
 
 def softmax_gate(z: flint.acb) -> flint.acb:
-    """g_2 for the same rows."""
+    """Return g_2 for the same rows."""
     return (z / 2).exp() / (z.exp() + (z / 2).exp())
 
 
@@ -88,14 +88,14 @@ def gate_without_zeros(*, gate: Callable[[flint.acb], flint.acb] = sigmoid_gate)
 
 
 def sigmoid_series(grad: Fraction) -> tuple[Fraction, Fraction]:
-    """The value and the slope at t = 0 of 1 − σ(wt) = 1/(1 + e^{wt}), from (1 + e^{wt})·(a + bt) = 1."""
+    """Return the value and the slope at t = 0 of 1 − σ(wt) = 1/(1 + e^{wt}), from (1 + e^{wt})·(a + bt) = 1."""
     # (2 + wt + …)(a + bt + …) = 1: 2a = 1 and 2b + wa = 0.
     value = Fraction(1, 2)
     return value, -grad * value / 2
 
 
 def coefficients_vanish(second: Callable[[Any], Any]) -> bool:
-    """c_1/2 = c_2/2 and the slopes of both rows equal force c_1 = c_2 = 0 where w_1 ≠ w_2, as polynomials."""
+    """Check that c_1/2 = c_2/2 and the slopes of both rows equal force c_1 = c_2 = 0 where w_1 ≠ w_2."""
     first, other = Letters(w=(), v=())
     one = first**0
     system = arranged([[one / 2, -one / 2], [second(first), -second(other)]])

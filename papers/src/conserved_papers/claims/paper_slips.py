@@ -10,14 +10,16 @@ from conserved_papers.claims.registry import claim
 
 
 def solvable(rows: list[list[int]]) -> Fraction:
-    """1 if e_1 = Wx has a solution for the given rows of W, else 0."""
+    """Return 1 if e_1 = Wx has a solution for the given rows of W, else 0."""
     system = fractions(rows)
     extended = fractions([[*row, int(i == 0)] for i, row in enumerate(rows)])
     return Fraction(int(rank(system) == rank(extended)))
 
 
 def accepted_laws(with_gate: bool) -> Fraction:
-    """1 if h = B satisfies the constraints on an expert with one neuron, d = 1, else 0; (171) leaves out ∇_B h = 0."""
+    """Return 1 if h = B satisfies the constraints on an expert with one neuron, d = 1, else 0; (171) leaves out ∇_B h
+    = 0.
+    """
     letters = Letters(A=(), B=(), C=())
     a, b, c = letters
     grad = {name: letters.gradient(b, name)[()] for name in "ABC"}

@@ -69,7 +69,7 @@ def random_stack(dim: int, heads: Sequence[int], seed: int = 0) -> HeadsByLayer:
 
 
 def first_token(stack: HeadsByLayer, x: Matrix, y: Matrix, zeros: float) -> Matrix:
-    """The first token of the output for tokens x, y and so many zeros, which stay equal to each other."""
+    """Return the first token of the output for tokens x, y and so many zeros, which stay equal to each other."""
     tokens, counts = np.stack([x, y, 0 * x]), np.array([1.0, 1.0, zeros])
     for layer in stack:
         added = np.zeros_like(tokens)
@@ -82,7 +82,7 @@ def first_token(stack: HeadsByLayer, x: Matrix, y: Matrix, zeros: float) -> Matr
 
 
 def first_order(stack: HeadsByLayer, x: Matrix, y: Matrix, *, carried: bool) -> Matrix:
-    """The coefficient of ε; `carried` says whether what zero tokens have taken up counts in later layers."""
+    """Return the coefficient of ε; `carried` says whether what zero tokens have taken up counts in later layers."""
     total, taken = np.zeros_like(x), np.zeros_like(x)
     for layer in stack:
         seen = taken if carried else 0 * taken
@@ -94,7 +94,7 @@ def first_order(stack: HeadsByLayer, x: Matrix, y: Matrix, *, carried: bool) -> 
 
 
 def distance_from_limit(dim: int, heads: Sequence[int], *, carried: bool) -> float:
-    """The relative difference of N(u − x) at many zeros from the coefficient of ε."""
+    """Return the relative difference of N(u − x) at many zeros from the coefficient of ε."""
     stack, rng = random_stack(dim, heads), np.random.default_rng(1)
     x, y = rng.normal(size=(2, dim))
     limit = first_order(stack, x, y, carried=carried)
@@ -102,13 +102,13 @@ def distance_from_limit(dim: int, heads: Sequence[int], *, carried: bool) -> flo
 
 
 def zero_tokens_multiply() -> bool:
-    """s + c_ℓ = (s + c_{ℓ−1})(1 + M) follows from c_ℓ = c_{ℓ−1} + (s + c_{ℓ−1})M, word by word."""
+    """Check that s + c_ℓ = (s + c_{ℓ−1})(1 + M) follows from c_ℓ = c_{ℓ−1} + (s + c_{ℓ−1})M, word by word."""
     s, c, m = matrices(["S", "C", "M"])
     return s + (c + (s + c) @ m) == (s + c) + (s + c) @ m
 
 
 def degrees_separate() -> bool:
-    """The coefficient (xAyᵀ)yM + yB of e^{xWyᵀ} is yB at x = 0, and its slope in x_a is (Ay)_a yM (d = 2)."""
+    """Check that the coefficient (xAyᵀ)yM + yB of e^{xWyᵀ} is yB at x = 0, and its slope in x_a (Ay)_a yM (d = 2)."""
     letters = Letters(x=(2,), y=(2,), A=(2, 2), M=(2, 2), B=(2, 2))
     x, y, a, m, b = letters
     coefficient = [(x @ a @ y) * (y @ m)[k] + (y @ b)[k] for k in range(2)]

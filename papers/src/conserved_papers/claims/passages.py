@@ -124,7 +124,7 @@ def key(document: str, lines: Spans) -> str:
 
 
 def passage(document: str, place: str, lines: str) -> Passage:
-    """A passage with its fingerprint, if there is one."""
+    """Return a passage with its fingerprint, if there is one."""
     where = spans(lines)
     return Passage(
         document=document, place=place, lines=where, fingerprint=fingerprints().get(key(document, where), "")

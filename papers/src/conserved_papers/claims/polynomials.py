@@ -33,7 +33,7 @@ class Letters:
         return self._arranged(name, self._letters.__getitem__)
 
     def __iter__(self) -> Iterator[Any]:
-        """The matrices in their order, to be unpacked, and letters that are not in one."""
+        """Return the matrices in their order, to be unpacked, and letters that are not in one."""
         return (self[name] if shape else self.scalar(name) for name, (_, shape) in self._where.items())
 
     def scalar(self, name: str) -> Any:
@@ -74,12 +74,14 @@ def times(factor: Any, matrix: Matrix) -> Matrix:
 
 
 def squares(matrix: Matrix) -> Any:
-    """‖M‖_F²."""
+    """Return ‖M‖_F²."""
     return sum(entry * entry for entry in matrix.ravel().tolist())
 
 
 def determinant(matrix: Matrix) -> Any:
-    """By expansion along the first row, which needs no division; for the few rows that letters allow."""
+    """Return the determinant by expansion along the first row, which needs no division; for the few rows that letters
+    allow.
+    """
     if len(matrix) == 1:
         return matrix[0, 0]
     rest = np.arange(len(matrix))

@@ -29,7 +29,7 @@ def record_of_outcomes(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def evidence_text(item: Evidence) -> str:
-    """One piece of evidence, with two digits and the limit."""
+    """Return one piece of evidence, with two digits and the limit."""
     return str(replace(item, value=_rounded(item.value), limit=_rounded(item.limit)))
 
 

@@ -126,7 +126,7 @@ def claims(pattern: str | None = None) -> list[Claim]:
 
 
 def _order(claim: Claim) -> tuple[int, int, str]:
-    """By source and by the line where it says so; claims of other packages come last."""
+    """Return the sort key of a claim: its source and line. Claims of other packages come last."""
     sources = list(SOURCES)
     known = claim.document in sources
     first = spans(claim.lines)[0][0] if claim.lines else 10**6

@@ -28,14 +28,14 @@ CENTRING: dict[tuple[str, ...], tuple[str, ...]] = {("C'",): ("C",), ("C", "C"):
 
 
 def field_in_words(centre: bool = True) -> Words:
-    """E = QKᵀC (the factor 1/√d left out), whose rows are those of QKᵀ minus their means."""
+    """Return E = QKᵀC (the factor 1/√d left out), whose rows are those of QKᵀ minus their means."""
     q, k, c = matrices(["Q", "K", "C"])
     result = q @ k.T @ c if centre else q @ k.T
     return result.replace(CENTRING)
 
 
 def kills_ones(field: Words) -> bool:
-    """Whether every word ends in C, so that E1 = 0."""
+    """Return whether every word ends in C, so that E1 = 0."""
     return all(word[-1] == "C" for word in field.terms)
 
 
@@ -171,7 +171,7 @@ def spectral_signature(*, factor: float = 1.0) -> Verdict:
 
 
 def localised_keys(length: int) -> Matrix:
-    """All keys 0 but one."""
+    """Return all keys 0 but one."""
     keys = np.zeros(length, dtype=int)
     keys[-1] = length
     return fractions(keys)
@@ -195,7 +195,7 @@ def localisable(*, keys: Callable[[int], Matrix] = localised_keys) -> Verdict:
 
 
 def participations(model: DecoderLM, tokens: Tensor, spike: float) -> Tensor:
-    """How evenly every head of a decoder spreads its field over the keys, the first key made longer."""
+    """Return how evenly every head of a decoder spreads its field over the keys, the first key made longer."""
     parts = []
     with torch.no_grad():
         x = model.positions(model.embedding(tokens))
@@ -309,7 +309,7 @@ assert np.linalg.matrix_rank(E) == 2"""
 
 
 def softcap(z: flint.arb) -> flint.arb:
-    """5 tanh(z/5)."""
+    """Return 5 tanh(z/5)."""
     return 5 * (z / 5).tanh()
 
 

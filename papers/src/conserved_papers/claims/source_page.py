@@ -36,7 +36,7 @@ FOLDED = {
 
 
 def source_page(document: str) -> str:
-    """The page of one source, from the recorded outcomes."""
+    """Return the page of one source, from the recorded outcomes."""
     about = DOCUMENTS[document]
     own = claims(f"{document}.")
     parts = [
@@ -83,7 +83,7 @@ def _table(document: str, chosen: Sequence[Claim]) -> str:
 
 
 def _scope(record: Record) -> str:
-    """For a proof at one size that size; laws that hold by rules without a size say so in the appendix."""
+    """Return the size of a proof at one size; laws that hold by rules without a size say so in the appendix."""
     if record.standing is not Standing.PROVED_HERE:
         return ""
     parts = [part.rpartition("no others ")[2] for part in record.scope.split("; ")]
@@ -91,7 +91,7 @@ def _scope(record: Record) -> str:
 
 
 def _measured(record: Record) -> str:
-    """For a measurement its figures, in small print; of more than two those with a limit."""
+    """Return the figures of a measurement in small print; of more than two, those with a limit."""
     if record.standing not in (Standing.MEASURED, Standing.PROXY):
         return ""
     limited = [text for text in record.evidence if "(limit" in text]

@@ -58,7 +58,7 @@ def gated_complete(*, builds: tuple[Build, ...] = (gelu_gated, sigmoid_gated)) -
 
 
 def homogeneous_laws(degree: int) -> Quantities:
-    """The laws of the linear branch, and degree·‖A_:,i‖² − ‖B_i,:‖² for a gate of that degree."""
+    """Return the laws of the linear branch, and degree·‖A_:,i‖² − ‖B_i,:‖² for a gate of that degree."""
 
     def quantities(theta: Parameters) -> Tensor:
         gate = degree * theta["down.weight"].square().sum(0) - theta["gate.weight"].square().sum(1)
@@ -74,7 +74,7 @@ def homogeneous_complete(*, degrees: tuple[int, int] = (1, 2)) -> Verdict:
 
 
 def step_gate(z: Tensor) -> Tensor:
-    """1 where z > 0, homogeneous of degree 0."""
+    """Return 1 where z > 0, homogeneous of degree 0."""
     return (z > 0).to(z.dtype)
 
 
@@ -206,7 +206,7 @@ OptimizerOf = Callable[..., torch.optim.Optimizer]
 
 
 def toy_drift(optimizer_of: OptimizerOf, step: float, count: int) -> float:
-    """|Δ(a² − b²)| after so many steps of the model abx at x = 1 with the target 2, from (2, 0.3)."""
+    """Return |Δ(a² − b²)| after so many steps of the model abx at x = 1 with the target 2, from (2, 0.3)."""
     a, b = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (2.0, 0.3))
     optimizer = optimizer_of([a, b], lr=step)
     start = (a * a - b * b).item()
@@ -218,7 +218,7 @@ def toy_drift(optimizer_of: OptimizerOf, step: float, count: int) -> float:
 
 
 def toy_orders(optimizer_of: OptimizerOf) -> tuple[float, float]:
-    """The exponents of the toy model's drift in the step: after 20 steps, and at equal flow time."""
+    """Return the exponents of the toy model's drift in the step: after 20 steps, and at equal flow time."""
     fixed = [toy_drift(optimizer_of, step, 20) for step in STEP_SIZES]
     timed = [toy_drift(optimizer_of, step, round(0.2 / step)) for step in STEP_SIZES]
     return exponent(STEP_SIZES, fixed), exponent(STEP_SIZES, timed)
@@ -228,7 +228,7 @@ BLOCKS: tuple[Build, ...] = (partial(Attention, 4, 2), partial(SwiGLU, 4, 5))
 
 
 def block_orders(optimizer_of: OptimizerOf) -> list[float]:
-    """The exponents of the drift of attention and of SwiGLU in the step, after 20 steps."""
+    """Return the exponents of the drift of attention and of SwiGLU in the step, after 20 steps."""
     orders = []
     for build in BLOCKS:
         drift = []
@@ -244,7 +244,7 @@ def block_orders(optimizer_of: OptimizerOf) -> list[float]:
 
 
 def account_residual(optimizer_of: OptimizerOf) -> tuple[float, int]:
-    """The largest part of a change that the account of 20 steps of 0.01 leaves out, and the number of its rows."""
+    """Return the largest part of a change that the account of 20 steps of 0.01 leaves out, and its number of rows."""
     residual, count = 0.0, 0
     for build in BLOCKS:
         rows = monitored(build, partial(optimizer_of, lr=0.01)).ledger()

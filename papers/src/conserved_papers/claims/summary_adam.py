@@ -30,7 +30,9 @@ Gradients = Callable[[Matrix, Matrix, Matrix, Matrix, Matrix], list[Any]]
 
 
 def cauchy_independent(most: int = 3) -> bool:
-    """Whether det(Π_{k≠j}(a_k c_i + 1)) vanishes only for equal a or equal c, as polynomials, up to three entries."""
+    """Return whether det(Π_{k≠j}(a_k c_i + 1)) vanishes only for equal a or equal c, as polynomials, up to three
+    entries.
+    """
     good = True
     for size in range(2, most + 1):
         a, c = Letters(a=(size,), c=(size,))

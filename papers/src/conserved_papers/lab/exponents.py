@@ -28,23 +28,23 @@ def by_rate(trajectories: Sequence[Trajectory]) -> dict[float, list[Trajectory]]
 
 
 def growth(trajectories: Sequence[Trajectory], family: str) -> FittedInterval:
-    """p of drift ∝ (Σ τ_i²)^p over seeds; at a constant step Σ τ_i² = τ² k, so this is the exponent in k."""
+    """Return p of drift ∝ (Σ τ_i²)^p over seeds; at a constant step Σ τ_i² = τ² k, so this is the exponent in k."""
     return interval([_growth(run, run.squares, family, min(_FIRST, run.steps / 4)) for run in trajectories])
 
 
 def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) -> FittedInterval:
-    """p of drift ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
+    """Return the exponent p of drift ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
     return interval([_growth(run, run.at, family, share * run.steps) for run in trajectories])
 
 
 def _growth(run: Trajectory, across: Sequence[float | int], family: str, first: float) -> float:
-    """p of drift ∝ across^p from a step on."""
+    """Return the exponent p of drift ∝ across^p from a step on."""
     indices, drift = [index for index, step in enumerate(run.at) if step >= first], run.quantity(family).drift
     return exponent([across[index] for index in indices], [drift[index] for index in indices])
 
 
 def in_step_size(runs: Runs, family: str) -> FittedInterval:
-    """p of drift ∝ τ^p at the same number of steps, over seeds."""
+    """Return the exponent p of drift ∝ τ^p at the same number of steps, over seeds."""
     last = min(run.steps for group in runs.values() for run in group)
     recorded = [set(run.at) for group in runs.values() for run in group]
     common = max((step for step in set.intersection(*recorded) if step <= last), default=None)
@@ -52,12 +52,14 @@ def in_step_size(runs: Runs, family: str) -> FittedInterval:
 
 
 def at_flow_time(runs: Runs, family: str) -> FittedInterval:
-    """p of drift ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not conserved."""
+    """Return p of drift ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not
+    conserved.
+    """
     return _over_seeds(runs, family, steps_at_flow_time(runs))
 
 
 def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
-    """By step size, the recorded steps at the latest flow time Σ τ_i that all reach; None if they share no time."""
+    """Return by step size the recorded steps at the latest flow time Σ τ_i that all reach; None if there is none."""
     first = runs[min(runs)][0]
     for time in reversed(first.time[1:]):
         steps = {rate: _step_at(group[0], time) for rate, group in runs.items()}
@@ -74,7 +76,7 @@ def _step_at(run: Trajectory, time: float) -> int | None:
 
 
 def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int] | None) -> FittedInterval:
-    """p of drift ∝ τ^p at such steps; nothing is known where runs have none in common."""
+    """Return the exponent p of drift ∝ τ^p at such steps; None where runs have none in common."""
     if steps is None:
         return FittedInterval(math.nan, None, None)
     seeds = sorted(set.intersection(*({run.seed for run in group} for group in runs.values())))

@@ -25,7 +25,7 @@ class FittedInterval:
 
     @staticmethod
     def around(value: float, error: float, freedom: int) -> FittedInterval:
-        """Student's interval of a value with a standard error that so many degrees of freedom are known of."""
+        """Return Student's interval of a value with a standard error that so many degrees of freedom are known of."""
         reach = float(stdtrit(freedom, 0.975)) * error
         return FittedInterval(value, value - reach, value + reach)
 
@@ -36,7 +36,7 @@ class FittedInterval:
 
 
 def exponent(x: Sequence[float | int], y: Sequence[float]) -> float:
-    """p of y ∝ x^p, by least squares; not a number where fewer than two points are positive and finite."""
+    """Return p of y ∝ x^p, by least squares; not a number where fewer than two points are positive and finite."""
     logs = _logarithms(x, y)
     if len(logs[:, 0].unique()) < 2:
         return math.nan
@@ -45,13 +45,13 @@ def exponent(x: Sequence[float | int], y: Sequence[float]) -> float:
 
 
 def _logarithms(x: Sequence[float | int], y: Sequence[float]) -> Float[Tensor, "points 2"]:
-    """Of the points that are positive and finite."""
+    """Return logarithms of the points that are positive and finite."""
     points = torch.tensor([x, y], dtype=torch.float64).T
     return points[((points > 0) & points.isfinite()).all(1)].log()
 
 
 def slope(x: Sequence[float | int], y: Sequence[float]) -> FittedInterval:
-    """p of y ∝ x^p with Student's 95 % interval of the fit, as if what it leaves were independent.
+    """Return p of y ∝ x^p with Student's 95 % interval of the fit, as if what it leaves were independent.
 
     Points of one run are not quite, so the interval says how straight the curve is and not where another seed lies.
     """
@@ -65,7 +65,7 @@ def slope(x: Sequence[float | int], y: Sequence[float]) -> FittedInterval:
 
 
 def interval(values: Sequence[float]) -> FittedInterval:
-    """The mean of the finite values with Student's 95 % interval; they are independent, such as those of seeds."""
+    """Return the mean of the finite values with Student's 95 % interval; they are independent, as those of seeds."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return FittedInterval(math.nan, None, None)

@@ -94,7 +94,7 @@ class LongRun:
 
 
 def recorded_steps(steps: int) -> list[int]:
-    """Log-spaced ones, and sixteen at even distances."""
+    """Return the steps that are recorded: log-spaced ones, and sixteen at even distances."""
     return sorted({*marks(steps), *(round(steps * part / _EVEN) for part in range(_EVEN + 1))})
 
 
@@ -280,7 +280,7 @@ class _Long:
         self.seen(self.done, self.model)
 
     def step(self) -> None:
-        """θ ← θ − τG, with its account."""
+        """Take the step θ ← θ − τG, and record its account."""
         rate = self.recipe.schedule.rate(self.initial, self.done, self.recipe.steps)
         self.ledger.add(rate)
         for name, weight in self.weights.items():
@@ -378,7 +378,8 @@ class _Long:
 
 
 def operations(model: nn.Module, tokens: int) -> int:
-    """Floating-point operations of a gradient for each token: six per weight it meets, and twelve per logit and width.
+    """Return Floating-point operations of a gradient for each token: six per weight it meets, and twelve per logit and
+    width.
 
     A product of n × k and k × m counts 2nkm, and the way back costs twice the way there. Logits of attention are
     counted as if none were masked.

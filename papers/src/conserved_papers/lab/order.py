@@ -49,7 +49,7 @@ def descend(
 
 
 def relative_drift(laws: LawSet, reference: Reference) -> dict[str, float]:
-    """The change of all laws of a family together, over the size of the terms they are made of.
+    """Return the change of all laws of a family together, over the size of the terms they are made of.
 
     Unlike the mean of ratios in equation (10) this is not swayed by single laws that start near zero.
     """
@@ -64,6 +64,6 @@ def relative_drift(laws: LawSet, reference: Reference) -> dict[str, float]:
 
 
 def slopes(runs: Sequence[Descent]) -> dict[str, float]:
-    """The exponent p of drift ∝ τ^p for each family, by least squares over runs of different steps."""
+    """Return the exponent p of drift ∝ τ^p for each family, by least squares over runs of different steps."""
     steps = [run.step for run in runs]
     return {family: exponent(steps, [run.drift[family] for run in runs]) for family in runs[0].drift}

@@ -78,7 +78,8 @@ def build(recipe: Recipe, seed: int) -> nn.Module:
 
 
 def examples_of(recipe: Recipe, source: str | None = None, *, device: str = "cpu") -> Examples:
-    """The recipe's data, from a source in its place if one is given; all images where there are fewer than asked.
+    """Return the recipe's data, from a source in its place if one is given; all images where there are fewer than
+    asked.
 
     Images are resized on the device they will be used on, which for large ones saves minutes.
     """
@@ -225,7 +226,9 @@ def relu_attention() -> Recipe:
 
 
 def decaying() -> Recipe:
-    """The small vision experiment with steps that fall as 1/(k+1): equation (9) then bounds the drift for all times."""
+    """Return the small vision experiment with steps that fall as 1/(k+1): equation (9) then bounds the drift for all
+    times.
+    """
     return replace(
         small_images(),
         name="digits-decaying",

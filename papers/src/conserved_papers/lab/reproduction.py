@@ -65,7 +65,7 @@ def plan(
     device: str = "cpu",
     seconds: float | None = None,
 ) -> list[Task]:
-    """All the work the figures need, each piece once, the longest first; data in a user's files is looked at first."""
+    """Return all the work the figures need, each piece once, the longest first; a user's files are looked at first."""
     unknown = [code for code in figures if code not in CODES]
     if unknown:
         raise UnusableDataError(f"There is no figure {unknown[0]!r}. There are: {', '.join(CODES)}.")
@@ -92,7 +92,7 @@ def plan(
 
 
 def sources_among(data: Sequence[str]) -> Callable[[Recipe], str | None]:
-    """For each recipe the first source given that holds its kind of data, if any does."""
+    """Return for each recipe the first given source that holds its kind of data, if any does."""
     kinds = {source: kind_of(source) for source in data}
 
     def source_of(recipe: Recipe) -> str | None:

@@ -18,7 +18,7 @@ class Schedule:
     """What is left of the step at the end of a linear schedule."""
 
     def rate(self, initial: float, step: int, planned: int) -> float:
-        """τ_k of step k out of those planned."""
+        """Return τ_k of step k out of those planned."""
         if self.kind == "linear":
             return initial * (1 - (1 - self.final) * step / planned)
         return initial / (step + 1) if self.kind == "inverse" else initial

@@ -41,7 +41,7 @@ class RunLedger:
         }
 
     def values(self) -> Tensor:
-        """h(θ) of all laws."""
+        """Return h(θ) of all laws."""
         return self._vector(self.plan.evaluate([self._point], LawPairs([(0, 0)]), dtype=_PRECISION).values())
 
     def _sizes(self) -> Tensor:
@@ -70,7 +70,7 @@ class RunLedger:
             self.first -= rate * (first + mirror)
 
     def measured(self) -> dict[str, dict[str, float]]:
-        """By family the norm of every part over that of the laws' terms, and of the change itself as "drift"."""
+        """Return by family the norm of every part over that of the laws' terms, and of the change itself as "drift"."""
         change = self.values() - self.start
         parts = {
             "drift": change,

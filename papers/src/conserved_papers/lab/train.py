@@ -56,7 +56,7 @@ class Limits:
 
 
 def marks(steps: int) -> list[int]:
-    """0, and about three steps per doubling up to the last, the powers of two among them."""
+    """Return the steps to record: 0, and about three for each doubling, the powers of two among them."""
     octaves = range(int(math.log2(max(1, steps)) * _PER_OCTAVE) + 1)
     rounded = {round(2 ** (index / _PER_OCTAVE)) for index in octaves}
     return sorted({0, steps, *(mark for mark in rounded if mark <= steps)})
@@ -144,7 +144,7 @@ class _Run:
     def __init__(
         self, recipe: Recipe, examples: Examples, rate: float, seeds: list[int], device: torch.device, limits: Limits
     ) -> None:
-        """A new run, or the one a checkpoint was made of."""
+        """Start a run, or continue the one that a checkpoint was made of."""
         self.recipe, self.rate, self.seeds = recipe, rate, seeds
         models, precision = [build(recipe, seed) for seed in seeds], DTYPES[recipe.precision]
         self.micro = micro_batch(models[0], examples, precision, len(seeds), device, limits.memory)
@@ -181,7 +181,9 @@ class _Run:
         self.squares += rate * rate
 
     def gradient(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Of the mean loss over the step's examples, in smaller pieces if they turn out not to fit the device."""
+        """Return the gradient of the mean loss over the step's examples, in smaller pieces if they turn out not to fit
+        the device.
+        """
         while True:
             try:
                 return self.accumulated()
@@ -203,7 +205,7 @@ class _Run:
         return total, losses
 
     def batches(self) -> Iterator[tuple[float, Tensor, Tensor]]:
-        """The step's examples in micro-batches, with the share each has in the mean."""
+        """Yield the step's examples in micro-batches, with the share each has in the mean."""
         inputs, targets, batch = self.examples.inputs, self.examples.targets, self.recipe.batch
         if batch is None:
             for x, y in zip(inputs.split(self.micro), targets.split(self.micro), strict=True):
@@ -246,7 +248,7 @@ class _Run:
         recording.steepest = {name: tensor.to(device) for name, tensor in state["steepest"].items()}
 
     def trajectories(self) -> list[Trajectory]:
-        """One for every seed."""
+        """Return the trajectory of every seed."""
         recipe, recording = self.recipe, self.recording
         batch = len(self.examples) if recipe.batch is None else recipe.batch
         seen = batch * (self.done + 1) * len(self.seeds)

@@ -121,5 +121,5 @@ def _tuples(value: Any) -> Any:
 
 
 def trajectory_name(recipe: str, step: float, seed: int) -> str:
-    """RECIPE/STEP/SEED."""
+    """Return the name RECIPE/STEP/SEED."""
     return f"{recipe}/{step:g}/{seed}"

@@ -45,7 +45,7 @@ class Watched:
         return Reference(values, scales)
 
     def changes(self, reference: Reference, theta: Stacked) -> dict[str, Change]:
-        """`LawSet.changes` of every seed; each tensor has a first axis over seeds."""
+        """Return `LawSet.changes` of every seed; each tensor has a first axis over seeds."""
 
         def of_one(stacked: Stacked, values: Stacked, scales: Stacked) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
             result = self.laws.changes(Reference(values, scales), stacked, dtype=_PRECISION)
@@ -55,7 +55,7 @@ class Watched:
         return {name: Change(distance=d, size=s, terms=t) for name, (d, s, t) in result.items()}
 
     def steepness(self, gradients: Stacked) -> dict[str, Tensor]:
-        """For every h_i of every quadratic law, what τ⁻² |h_i(θ − τG) − h_i(θ)| can be at most: ½ C_h ‖G‖² of (9).
+        """Return for every h_i of every quadratic law an upper bound of τ⁻² |h_i(θ − τG) − h_i(θ)|: ½ C_h ‖G‖² of (9).
 
         A step of gradient descent changes a law by τ² μ(G, G); the sum of absolute values bounds that whatever cancels.
         """
@@ -82,7 +82,7 @@ def _over_seeds(of_one: Callable[..., Any], *stacks: dict[str, Tensor]) -> Any:
 
 
 def watch(model: nn.Module, loss: LossName, inputs: Tensor) -> Watched:
-    """The exact laws of a model on such inputs, what looks like them, and what the paper says of routers."""
+    """Return the exact laws of a model on such inputs, their baselines, and what the paper claims of routers."""
     like = next(model.parameters())
     x = inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
     laws = recognize(model, x, loss="cross_entropy" if loss == "cross_entropy" else "any")
@@ -98,7 +98,7 @@ def watch(model: nn.Module, loss: LossName, inputs: Tensor) -> Watched:
 
 
 def watch_recipe(recipe: Recipe, seed: int, model: nn.Module, examples: Examples) -> Watched:
-    """`watch` the model that a recipe builds from a seed, on its first two examples; kept for its other step sizes."""
+    """Watch the model that a recipe builds from a seed, on its first two examples."""
     inputs = examples.inputs[:2]
     text = (str(inputs.dtype), tuple(inputs.shape), inputs.double().cpu().numpy().tobytes())
     of = (recipe.architecture, repr(sorted(recipe.sizes.items())), seed, examples.loss, *text)
@@ -116,7 +116,9 @@ _MOST_KEPT = 8
 
 
 def _claimed(model: nn.Module) -> Iterator[Symmetry]:
-    """Σ_i W_i of every router, which Theorem 4.7 also claims for a normalised sigmoid, and Σ_j W_ij of Appendix E.2."""
+    """Return Σ_i W_i of every router, which Theorem 4.7 also claims for a normalised sigmoid, and Σ_j W_ij of Appendix
+    E.2.
+    """
     for path, module in model.named_modules():
         if isinstance(module, MixtureOfExperts):
             weight = f"{path}.router.weight" if path else "router.weight"

@@ -78,7 +78,8 @@ def windows(run: Trajectory, family: str) -> list[Window]:
 def in_step_size_at(
     runs: Sequence[Trajectory], family: str, share: float, *, predicted: bool = False
 ) -> FittedInterval:
-    """p of drift ∝ τ^p over runs of several step sizes, at the recorded step nearest to a share of the planned ones.
+    """Return p of drift ∝ τ^p over runs of several step sizes, at the recorded step nearest to a share of the planned
+    ones.
 
     With `predicted`, of Σ τ_i² μ(G_i, G_i) instead of the drift. One run per step size; the interval is the fit's.
     """
@@ -116,7 +117,7 @@ class WindowComparison:
 
 
 def comparison(run: Trajectory, family: str) -> WindowComparison:
-    """For a quadratic law with a ledger."""
+    """Return the comparison of a quadratic law that has a ledger."""
     quantity = run.quantity(family)
     if quantity.ledger is None or quantity.linear:
         raise ValueError(f"{family} of {run.name} has no predicted drift to compare with.")

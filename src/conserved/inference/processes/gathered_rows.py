@@ -76,7 +76,7 @@ def _atoms_along(typing: Typing, number: int, axis: int) -> np.ndarray | None:
 
 
 def _faced_axes(view: View) -> set[int]:
-    """The axes of the parameter that the rows of a view run over."""
+    """Return the axes of the parameter that the rows of a view run over."""
     result = set()
     for axis in view.axes:
         inner = prod(view.grid[axis + 1 :])

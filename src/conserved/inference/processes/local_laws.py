@@ -32,7 +32,7 @@ _LAYOUT_ATTRIBUTES = ("tensor_model_parallel", "partition_dim", "full_tensor")
 def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[str, Holding]]:
     """Return the laws that processes can test, alone or together, if nothing on parameters says which are in pieces.
 
-    Which parameters are replicated is then told by their values. A law of a space that is exchanged, as the residual
+    Which parameters are replicated is then decided by their values. A law of a space that is exchanged, as the residual
     stream, is one of sums over processes if some leg is replicated. A law of a space that is not, as heads and hidden
     units, is one of this process if all legs are its own.
 

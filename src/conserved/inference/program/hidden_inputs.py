@@ -1,9 +1,9 @@
 """Inputs and outputs of a program besides its tensors: the clock, files, chance, and state that calls leave behind.
 
 No operation on tensors shows these, and a second call with the same inputs may compute the same by luck. So two things
-are looked at while the program runs. A profiler is told of every call of a function written in C: whoever asks for the
-time, for random bytes, for a file or for the environment does so by one. And what outlives the call (attributes of
-modules, globals that running code names, closures, default arguments, iterators, caches) is compared before and after.
+are observed while the program runs. A profiler sees every call of a function written in C, such as those that read the
+time, random bytes, files or the environment. And state that outlives the call is compared before and after: attributes
+of modules, globals that running code names, closures, default arguments, iterators, caches.
 
 Not seen: functions of C extensions that ask for such things themselves, values of `id` and `hash`, whether a weak
 reference is alive, the number of threads or devices, and settings that the program only reads.

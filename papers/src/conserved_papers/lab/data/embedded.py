@@ -19,7 +19,7 @@ VOCABULARY = 256
 
 
 def digits() -> Images:
-    """1,797 handwritten digits of 8 × 8 pixels, shipped with scikit-learn."""
+    """Return 1,797 handwritten digits of 8 × 8 pixels, shipped with scikit-learn."""
     result = require("sklearn.datasets", "The handwritten digits").load_digits()
     pixels = torch.as_tensor(result.images * (255 / 16)).round().to(torch.uint8)[:, None]
     return Images(name="digits", pixels=pixels, labels=torch.as_tensor(result.target))
@@ -31,7 +31,7 @@ def standard_library(size: int = _MEGABYTE) -> Text:
 
 
 def sequences(count: int, length: int, *, seed: int = 0) -> Int[Tensor, "count length"]:
-    """`count` stretches of `length` bytes from random places of the standard library's text."""
+    """Return `count` sequences of `length` bytes from random positions in the standard library's text."""
     result = standard_library().examples(count, length=length - 1, seed=seed)
     return torch.cat([result.inputs, result.targets[:, -1:]], dim=1)
 

@@ -67,7 +67,7 @@ class Images:
         return Images(name=self.name, pixels=self.pixels.to(device), labels=self.labels.to(device))
 
     def examples(self, count: int, *, size: int, channels: int, classes: int, seed: int = 0) -> Examples:
-        """`count` images drawn without repetition, resized, with zero mean and unit variance over all of them."""
+        """Return `count` images drawn without repetition, resized, with zero mean and unit variance over all."""
         if count > len(self.pixels):
             raise UnusableDataError(f"{count:,} images were asked for; {self.name} has {len(self.pixels):,}.")
         worst = int(self.labels.max())
@@ -81,7 +81,7 @@ class Images:
         )
 
     def rows(self, count: int, *, side: int, seed: int = 0) -> Examples:
-        """Every image as a sequence of its rows, the class as a number in [0, 1] to be regressed at every row."""
+        """Return every image as a sequence of its rows, the class as a number in [0, 1] to be regressed at each row."""
         classes = int(self.labels.max()) + 1
         result = self.examples(count, size=side, channels=1, classes=classes, seed=seed)
         marks = (result.targets.float() / max(1, classes - 1))[:, None, None].expand(-1, side, 1)
@@ -91,7 +91,7 @@ class Images:
 def _resized(
     pixels: UInt8[Tensor, "count old height width"], size: int, channels: int
 ) -> Float[Tensor, "count channels size size"]:
-    """By bilinear interpolation; grey is repeated over colours, colours are averaged to grey."""
+    """Resize by bilinear interpolation; grey is repeated over colours, colours are averaged to grey."""
     pictures = pixels.float() / 255
     if pictures.shape[1] != channels:
         pictures = pictures.mean(1, keepdim=True).expand(-1, channels, -1, -1)
@@ -110,7 +110,7 @@ class Text:
     vocabulary: int
 
     def examples(self, count: int, *, length: int, seed: int = 0) -> Examples:
-        """`count` stretches from random places; the target of each token is the one after it."""
+        """Return `count` sequences from random positions; the target of each token is the one after it."""
         if len(self.tokens) <= length:
             raise UnusableDataError(
                 f"{self.name} has {len(self.tokens):,} tokens; sequences of {length} need at least {length + 1}."
@@ -121,14 +121,14 @@ class Text:
 
 
 def as_bytes(name: str, text: bytes) -> Text:
-    """One token per byte."""
+    """Return one token for each byte."""
     if not text:
         raise UnusableDataError(f"{name} is empty.")
     return Text(name=name, tokens=torch.frombuffer(bytearray(text), dtype=torch.uint8).int(), vocabulary=256)
 
 
 def as_words(name: str, words: Iterable[str], vocabulary: int) -> Text:
-    """One token per word: the most frequent ones, and one for all others; ties go to the word that comes first."""
+    """Return one token per word: the most frequent ones, and one for all others; of equally frequent ones the first."""
     listed = list(words)
     if not listed:
         raise UnusableDataError(f"{name} is empty.")

@@ -23,7 +23,7 @@ def root_of(folder: Path) -> Path | None:
 
 
 def class_folders(root: Path, *, size: int, limit: int, seed: int = 0) -> Images:
-    """Up to `limit` images drawn over all classes, scaled so that the shorter side fits and cut to the middle."""
+    """Return up to `limit` images over all classes, scaled so that the shorter side fits and cut to the middle."""
     files = [(path, label) for label, inner in enumerate(_classes(root)) for path in _pictures(inner)]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:limit]
     chosen = [files[index] for index in order.tolist()]

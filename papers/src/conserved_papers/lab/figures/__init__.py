@@ -21,7 +21,7 @@ __all__ = ["CODES", "all_figures", "figure1", "figure2", "figure3", "figure4", "
 
 
 def all_figures(store: str | Path) -> list[Figure]:
-    """Every figure the store has data for; what too short runs leave unfitted is not among their findings."""
+    """Return every figure the store has data for, without findings that need longer runs."""
     return [
         replace(figure, findings=tuple(finding for finding in figure.findings if math.isfinite(finding.value)))
         for figure in _figures(store)

@@ -188,7 +188,7 @@ def schedules(trajectories: Sequence[Trajectory]) -> Figure | None:
 
 
 def blog(trajectories: Sequence[Trajectory]) -> Figure | None:
-    """‖W_QK‖² − ‖W_V‖² of the blog's ReLU attention, and the sum that is not conserved."""
+    """Draw ‖W_QK‖² − ‖W_V‖² of the blog's ReLU attention, and the sum that is not conserved."""
     runs = runs_of(trajectories, "relu-attention")
     if not runs:
         return None

@@ -39,7 +39,9 @@ def common_steps(runs: Sequence[Trajectory]) -> list[int]:
 
 
 def panel_curves(runs: Runs, family: str, panel: int, *, legend: bool) -> list[dict[str, Any]]:
-    """One panel: for every step size the layers (thin), their mean (thick), seeds (band) and the bound (dotted)."""
+    """Return one panel: for every step size the layers (thin), their mean (thick), seeds (band) and the bound
+    (dotted).
+    """
     drawn: list[dict[str, Any]] = []
     for color, (rate, group) in zip(PALETTE, runs.items(), strict=False):
         drawn += _curves(group, family, panel, color=color, name=f"τ = {rate:g}", legend=legend)

@@ -33,22 +33,22 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def figure2(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
-    """Mini-batch gradient descent, the paper's ImageNet-1K and WikiText-103."""
+    """Draw mini-batch gradient descent: the paper's ImageNet-1K and WikiText-103."""
     return _figure(trajectories, "figure2", "mini-batches", scale)
 
 
 def figure3(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
-    """Full-batch gradient descent, the paper's CIFAR-10 and Penn Treebank."""
+    """Draw full-batch gradient descent: the paper's CIFAR-10 and Penn Treebank."""
     return _figure(trajectories, "figure3", "full batches", scale)
 
 
 def runs_of(trajectories: Sequence[Trajectory], recipe: str) -> dict[float, list[Trajectory]]:
-    """The runs of a recipe by step size."""
+    """Return the runs of a recipe by step size."""
     return by_rate([run for run in trajectories if run.recipe == recipe])
 
 
 def exponent_findings(runs: Runs, family: str, label: str) -> list[Finding]:
-    """The two exponents of a quadratic law, with intervals over seeds, and how much of the bound is used.
+    """Return the two exponents of a quadratic law, with intervals over seeds, and how much of the bound is used.
 
     One step size has no exponent in it. Where the account of every step was kept, it says how much of the drift is
     rounding.
@@ -77,7 +77,7 @@ def exponent_findings(runs: Runs, family: str, label: str) -> list[Finding]:
 
 
 def rounding_finding(runs: Runs, family: str, label: str) -> Finding:
-    """A linear law does not drift beyond rounding, whatever the step size."""
+    """Return the finding that a linear law does not drift beyond rounding, whatever the step size."""
     worst = max(max(run.quantity(family).mean) for group in runs.values() for run in group)
     limit = max(MORE_THAN_ROUNDING[run.precision] for group in runs.values() for run in group)
     return Finding.rounding(f"{label}: largest drift at any step size", worst, limit)

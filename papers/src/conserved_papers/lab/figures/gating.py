@@ -26,7 +26,9 @@ SOFTMAX = {"small": ("bytes", "bytes-sparse"), "full": ("penn", "penn-sparse")}
 
 
 def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
-    """Σ Wᵢ of a normalised-sigmoid router drifts like anything that is not conserved; softmax keeps it to rounding."""
+    """Draw Σ Wᵢ of a normalised-sigmoid router, which drifts like anything that is not conserved; softmax keeps it to
+    rounding.
+    """
     sigmoid = [(label, runs) for name, label in SIGMOID[scale] if (runs := runs_of(trajectories, name))]
     softmax = [(name, runs) for name in SOFTMAX[scale] if (runs := runs_of(trajectories, name))]
     if not sigmoid:
