@@ -9,7 +9,7 @@ import torch
 
 from conserved_papers.lab.data.embedded import sequences, standard_library_text
 from conserved_papers.lab.fits import exponent, interval
-from conserved_papers.lab.order import Descent, slopes
+from conserved_papers.lab.order import Descent, drift_orders
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5], ids=str)
@@ -41,7 +41,7 @@ def test_one_value_has_no_interval_and_none_no_mean() -> None:
 
 def test_slopes_of_runs_recover_powers() -> None:
     runs = [Descent(step=step, drift={"linear": 3 * step, "still": 2.0}) for step in (0.4, 0.2, 0.1)]
-    assert slopes(runs) == {"linear": pytest.approx(1), "still": pytest.approx(0)}
+    assert drift_orders(runs) == {"linear": pytest.approx(1), "still": pytest.approx(0)}
 
 
 def test_sequences_are_reproducible_stretches_of_the_standard_library() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conserved_papers.lab.checkpoint import ForeignError
 from conserved_papers.lab.data import Examples
-from conserved_papers.lab.fits import slope
+from conserved_papers.lab.fits import fitted_exponent
 from conserved_papers.lab.long import Arithmetic, LongRun, _Long, operations, recorded_steps, train_on
 from conserved_papers.lab.recipes import Recipe, build, cifar, penn
 from conserved_papers.lab.schedule import Schedule
@@ -198,7 +198,7 @@ class TestWindows:
         generator = torch.Generator().manual_seed(3)
         x = [float(k) for k in range(1, 40)]
         y = [k**1.5 * math.exp(0.05 * float(torch.randn((), generator=generator))) for k in x]
-        result = slope(x, y)
+        result = fitted_exponent(x, y)
         assert result.low is not None
         assert result.high is not None
         assert result.low < 1.5 < result.high

@@ -144,14 +144,17 @@ def _trace(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Tr
     """Return the program of a function, unless its gradient is not that of what it computes."""
     generator = torch.Generator().manual_seed(seed)
     theta = (function.generic_point(generator) * _GRID).round() / _GRID
-    first = to_device(_one(function, generator), function.device)
+    first = to_device(_first_sample(function, generator), function.device)
     if isinstance(f, nn.Module):
         refuse_hooks(dict(f.named_parameters()))
     refuse_outside_reads(function, function.owned, theta, first)
     refuse_own_backwards(function, theta, first)
     program, limits = trace_with_limits(function, theta, first)
     say(f"traced to {len(program.nodes)} elementary operations")
-    pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
+    pool = [
+        first,
+        *(to_device(_first_sample(function, generator), function.device) for _ in range(_inputs(program) - 1)),
+    ]
     inputs = [_arrays(x) for x in pool]
     refuse_wraparound(program, limits, inputs)
     _faithful(function, program, theta, pool[:_COMPARED], generator)
@@ -229,7 +232,7 @@ def issue(contents: CertificateContents, progress: Progress | None = None) -> Ce
     return Certificate(contents=contents, tiers=tiers, verdict=verdict_of(contents, findings), digest=digest(body))
 
 
-def _one(function: ParameterFunction, generator: torch.Generator) -> Any:
+def _first_sample(function: ParameterFunction, generator: torch.Generator) -> Any:
     return tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, function.sample(generator, 1))
 
 

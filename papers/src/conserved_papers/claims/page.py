@@ -50,7 +50,7 @@ def _write(name: str, content: Any) -> None:
     path.write_text(json.dumps(content, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _kept() -> dict[str, Any]:
+def _recorded_before() -> dict[str, Any]:
     """Return the record as it is, for the claims that are not run again."""
     text = files("conserved_papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
     result: dict[str, Any] = json.loads(text)
@@ -78,7 +78,7 @@ def main() -> None:
     broken = [f"{outcome.claim.code}: {outcome.failure}" for outcome in finished if outcome.failure]
     if broken:
         sys.exit("Nothing was written; these checks did not come to an end:\n" + "\n".join(broken))
-    fresh = (_kept() if given.only else {}) | record_of_outcomes(finished)
+    fresh = (_recorded_before() if given.only else {}) | record_of_outcomes(finished)
     _write("recorded.json", {claim.code: fresh[claim.code] for claim in claims() if claim.code in fresh})
     records.cache_clear()
     recorded.cache_clear()

@@ -104,8 +104,9 @@ def attention_constraints(theta: Parameters, gradient: Parameters, *, sign: floa
 
 
 def rotary_constraints(theta: Parameters, gradient: Parameters, *, count: int = 1, turned: bool = True) -> Tensor:
-    """Return the left-hand sides of K^(j)(∇_{Q^(j)}h)ᵀ + ∇_{K^(j)}h Q^(j)ᵀ = 0, the same with J in between, and the one of values and
-    outputs.
+    """Return the left-hand sides of K^(j)(∇_{Q^(j)}h)ᵀ + ∇_{K^(j)}h Q^(j)ᵀ = 0, with and without J in between.
+
+    Those of values and outputs follow.
     """
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     parts = []

@@ -24,7 +24,7 @@ from conserved_papers.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PL
 from conserved_papers.claims.paper_laws import mixture_argument
 from conserved_papers.claims.polynomials import Letters, identical
 from conserved_papers.claims.registry import claim
-from conserved_papers.lab.order import descend, slopes
+from conserved_papers.lab.order import descend, drift_orders
 
 
 def normed_rotary_attention() -> nn.Module:
@@ -143,7 +143,7 @@ def sigmoid_drift(*, build: Build = block.sigmoid_mixture) -> Verdict:
     x, y = (torch.randn(16, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     steps = (0.04, 0.02, 0.01, 0.005)
     runs = [descend(model, lambda net: (net(x) - y).square().mean(), _router_law, step=s, time=4.0) for s in steps]
-    ((_, order),) = slopes(runs).items()
+    ((_, order),) = drift_orders(runs).items()
     drift = next(iter(runs[-1].drift.values()))
     witness = Witness(
         data={"n": 2, "x": 1, "W": "(log 1, log 1/3)", "expert outputs": "(1, 0)", "loss": "the output"},
@@ -268,7 +268,7 @@ def contrast(*, expected: float = 0.0) -> Verdict:
             descend(scattered(build), lambda net: (net(x) - y).square().mean(), watched, step=s, time=0.4)
             for s in (0.02, 0.01, 0.005)
         ]
-        for family, order in slopes(runs).items():
+        for family, order in drift_orders(runs).items():
             (spoiled if family.startswith("not_") else lawful).append(order)
     worst = max(abs(order - 1) for order in lawful)
     other = max(abs(order - expected) for order in spoiled)

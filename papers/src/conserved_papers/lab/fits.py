@@ -50,7 +50,7 @@ def _logarithms(x: Sequence[float | int], y: Sequence[float]) -> Float[Tensor, "
     return points[((points > 0) & points.isfinite()).all(1)].log()
 
 
-def slope(x: Sequence[float | int], y: Sequence[float]) -> FittedInterval:
+def fitted_exponent(x: Sequence[float | int], y: Sequence[float]) -> FittedInterval:
     """Return p of y ∝ x^p with Student's 95 % interval of the fit, as if what it leaves were independent.
 
     Points of one run are not quite, so the interval says how straight the curve is and not where another seed lies.

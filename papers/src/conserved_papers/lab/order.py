@@ -63,7 +63,7 @@ def relative_drift(laws: LawSet, reference: Reference) -> dict[str, float]:
     return {family: math.sqrt(change[family] / size[family]) if size[family] else 0.0 for family in change}
 
 
-def slopes(runs: Sequence[Descent]) -> dict[str, float]:
+def drift_orders(runs: Sequence[Descent]) -> dict[str, float]:
     """Return the exponent p of drift ∝ τ^p for each family, by least squares over runs of different steps."""
     steps = [run.step for run in runs]
     return {family: exponent(steps, [run.drift[family] for run in runs]) for family in runs[0].drift}

@@ -28,7 +28,7 @@ class RunLedger:
 
     def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
         """Laws of parameters and gradients that stay where they are in memory while their values change."""
-        self.laws, self.theta, self.slopes = laws, theta, grads
+        self.laws, self.theta, self.gradients = laws, theta, grads
         # All legs of one shape are read at once, however large: few kernels count more than a copy here.
         self.plan = replace(laws.plan, small=sys.maxsize)
         self._point, self._direction = Point(theta), Direction(grads)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved_papers.lab.fits import FittedInterval, slope
+from conserved_papers.lab.fits import FittedInterval, fitted_exponent
 from conserved_papers.lab.trajectory import Quantity, Trajectory
 
 WINDOWS: Mapping[str, tuple[float, float]] = {"early": (0.0, 0.1), "middle": (0.1, 0.5), "late": (0.5, 1.0)}
@@ -61,14 +61,14 @@ def windows(run: Trajectory, family: str) -> list[Window]:
         drift = [quantity.drift[p] for p in indices]
         predicted = None
         if quantity.ledger is not None and not quantity.linear:
-            predicted = slope(squares, [quantity.ledger["predicted"][p] for p in indices])
+            predicted = fitted_exponent(squares, [quantity.ledger["predicted"][p] for p in indices])
         result.append(
             Window(
                 name=name,
                 first=run.at[indices[0]],
                 last=run.at[indices[-1]],
-                in_k=slope(steps, drift),
-                in_squares=slope(squares, drift),
+                in_k=fitted_exponent(steps, drift),
+                in_squares=fitted_exponent(squares, drift),
                 predicted_in_squares=predicted,
             )
         )
@@ -89,7 +89,7 @@ def in_step_size_at(
         quantity = run.quantity(family)
         rates.append(run.step)
         values.append(_curve(quantity, predicted=predicted)[index])
-    return slope(rates, values)
+    return fitted_exponent(rates, values)
 
 
 def _curve(quantity: Quantity, *, predicted: bool) -> tuple[float, ...]:
