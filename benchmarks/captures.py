@@ -181,7 +181,11 @@ def main() -> None:
     for entry in entries()[:: options.every]:
         if time.perf_counter() - start > options.limit:
             break
-        rows[entry.name] = row(entry.build)
+        try:
+            rows[entry.name] = row(entry.build)
+        except ImportError:
+            # The package that the model comes from is not installed.
+            continue
         print(entry.name, {name: r.get("nodes", r.get("refused")) for name, r in rows[entry.name].items()}, flush=True)
     summary = _summary(rows)
     for name, counts in summary.items():

@@ -27,8 +27,8 @@ class RunLedger:
     """Sums over the steps of a run, for all numbers of all laws in a row."""
 
     def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
-        """Laws of parameters and gradients that stay where they are in memory while their values change."""
-        self.laws, self.theta, self.gradients = laws, theta, grads
+        """Start at parameters and gradients whose tensors stay in memory while their values change."""
+        self.laws, self.theta = laws, theta
         # All legs of one shape are read at once, however large: few kernels count more than a copy here.
         self.plan = replace(laws.plan, small=sys.maxsize)
         self._point, self._direction = Point(theta), Direction(grads)

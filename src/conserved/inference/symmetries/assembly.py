@@ -120,7 +120,7 @@ class Assembly:
                 continue
             if legs[0].degree < 0:
                 legs = tuple(leg.turned() for leg in legs)
-            result.append(UnnamedSymmetry(GeneralLinear(), legs, own_parts, space=int(self.spaces[members[0]])))
+            result.append(UnnamedSymmetry(GeneralLinear(), legs, own_parts))
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
@@ -159,10 +159,10 @@ class Assembly:
             entries = starts[members][:, None] + np.arange(length)
             soft = float(self.charges.soft[columns[members]].max())
             parts, scalar = self._parts(factor[entries[0]], value[entries], index[entries])
-            gathered.append((len(members), parts, scalar, soft, int(space[members[0]])))
-        turning = self._turning([parts for _, parts, scalar, soft, _ in gathered if not scalar and not soft])
-        for count, parts, scalar, soft, where in gathered:
-            result += self._scaling(count, parts, scalar, soft, where, turning)
+            gathered.append((len(members), parts, scalar, soft))
+        turning = self._turning([parts for _, parts, scalar, soft in gathered if not scalar and not soft])
+        for count, parts, scalar, soft in gathered:
+            result += self._scaling(count, parts, scalar, soft, turning)
         return result
 
     def _turning(self, candidates: Sequence[list[LegPart]]) -> set[int]:
@@ -321,22 +321,22 @@ class Assembly:
         return parts, scalar
 
     def _scaling(
-        self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, space: int, turning: set[int]
+        self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, turning: set[int]
     ) -> list[UnnamedSymmetry]:
         """Return the symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.indices.shape[1] for part in parts}
         try:
             if not soft and len(parts) == 1 and not scalar and widths == {1} and _rows(parts[0]).m == 1:
-                return [self._inert(parts[0], space)]
+                return [self._inert(parts[0])]
             if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                return [UnnamedSymmetry(Scaling(), legs, parts, soft, space).signed()]
+                return [UnnamedSymmetry(Scaling(), legs, parts, soft).signed()]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
                 if id(parts) in turning:
                     legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                    return [UnnamedSymmetry(ComplexScaling(), legs, parts, soft, space).signed()]
+                    return [UnnamedSymmetry(ComplexScaling(), legs, parts, soft).signed()]
                 if all(part.region.role == "gain" for part in parts):
-                    return [UnnamedSymmetry(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
+                    return [UnnamedSymmetry(Scaling(), tuple(map(_planes, parts)), parts, soft).signed()]
         except UnviewableError:
             # No one view shows all of them: each is a law by itself, below.
             pass
@@ -345,17 +345,17 @@ class Assembly:
             own = [LegPart(part.region, part.factor, part.degree, part.indices[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
-                result.append(UnnamedSymmetry(OneScale(), legs_or_none, own + scalar, soft, space).signed())
+                result.append(UnnamedSymmetry(OneScale(), legs_or_none, own + scalar, soft).signed())
         return result
 
-    def _inert(self, part: LegPart, space: int) -> UnnamedSymmetry:
+    def _inert(self, part: LegPart) -> UnnamedSymmetry:
         """Return the laws of entries whose scales are free one by one: no gradient reaches them.
 
         Θ ∂L/∂θ = 0 for each, so each is conserved.
         """
         factor = part.region.type.factors[part.factor]
         view = entries_view(part.region, factor.dims, np.sort(part.indices.reshape(-1)))
-        return UnnamedSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")
+        return UnnamedSymmetry(Translation(), (Leg(view),), [part], family="inert")
 
     def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
         try:

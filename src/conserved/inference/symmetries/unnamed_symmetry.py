@@ -32,7 +32,6 @@ class UnnamedSymmetry:
     legs: tuple[Leg, ...]
     parts: list[LegPart]
     epsilon: int | float = 0.0
-    space: int = 0
     batch: bool = False
     """Whether it is one of several heads."""
     family: str = ""

@@ -30,8 +30,6 @@ class WithoutEpsilon(TorchDispatchMode):
     def __init__(self, epsilons: frozenset[float]) -> None:
         super().__init__()
         self.epsilons = epsilons
-        self.removed = 0
-        """How many were replaced."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,7 +42,6 @@ class WithoutEpsilon(TorchDispatchMode):
             argument = 1
         if argument is not None and argument < len(args):
             args = (*args[:argument], NEARLY_ZERO, *args[argument + 1 :])
-            self.removed += 1
         return func(*args, **(kwargs or {}))
 
     def _is_epsilon(self, value: Any) -> bool:
