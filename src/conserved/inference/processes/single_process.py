@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conserved._torch_compat import FSDP1_CHILD, FSDP1_FLAT, buffers_of, children_of, parameters_of
+from conserved.inference.program.program_state import is_filled
 from conserved.layout import flat_shards
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -161,19 +162,11 @@ def _parts(function: Any) -> Iterator[Any]:
     elif isinstance(function, partial):
         yield from (function.func, *function.args, *function.keywords.values())
     elif isinstance(function, FunctionType):
-        yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
+        yield from (cell.cell_contents for cell in function.__closure__ or () if is_filled(cell))
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
         if hasattr(function, "__wrapped__"):
             yield function.__wrapped__
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _moves_tensors(function: Any, depth: int = 0) -> bool:
@@ -219,7 +212,7 @@ def _rebind(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
     if isinstance(part, partial):
         return partial(again(part.func), *map(again, part.args), **{k: again(v) for k, v in part.keywords.items()})
     if isinstance(part, FunctionType) and part.__closure__:
-        cells = tuple(CellType(again(c.cell_contents)) if _is_filled(c) else c for c in part.__closure__)
+        cells = tuple(CellType(again(c.cell_contents)) if is_filled(c) else c for c in part.__closure__)
         result = FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
         result.__kwdefaults__ = part.__kwdefaults__
         return result

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from types import CellType
 from typing import Any
 
 from torch import nn
@@ -111,12 +112,13 @@ def _reach(hook: Callable[..., Any]) -> list[Any]:
     owner = getattr(hook, "__self__", None)
     objects = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
     function = getattr(hook, "__func__", hook)
-    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if is_filled(cell)]
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     return objects + [names[name] for name in getattr(code, "co_names", ()) if name in names]
 
 
-def _is_filled(cell: Any) -> bool:
+def is_filled(cell: CellType) -> bool:
+    """Return whether the variable of a closure has a value."""
     try:
         _ = cell.cell_contents
     except ValueError:
