@@ -42,7 +42,7 @@ _READ_IN_PART = "this process reads only a part of it, and others may read the r
 
 
 COMMUNICATES = "the program exchanges tensors with other processes"
-"""Reasons why a program is not run again."""
+"""The reason why a program that exchanges tensors is not run again."""
 
 
 def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
