@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from conserved.symmetry import Leg, OuterProduct, Scaling, Symmetry
+from conserved.symmetry.products import Products
 
 
 def spoil(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
@@ -21,18 +22,17 @@ def _spoil(symmetry: Symmetry) -> Iterator[Symmetry]:
     """Spoil the sign or the pairing that the products of the kind depend on."""
     legs: tuple[Leg, ...] = ()
     kind, products = symmetry.kind, symmetry.kind.products
-    unit, faces = products.unit, products.faces
     plus = [leg for leg in symmetry.legs if leg.degree > 0]
     minus = [leg for leg in symmetry.legs if leg.degree < 0]
     if kind.linear:
         # A single row is not conserved where the sum of all rows is.
         if len(symmetry.legs) == 1 and symmetry.n > 1:
             legs = (_first_row(symmetry.legs[0]),)
-    elif unit > 1:
-        # Only the sum over the rows of a unit is conserved, not the difference of two of them.
+    elif products.unit > 1 and products.squared_rows() and len(products.squared_rows()[0]) > 1:
+        # Squares of the rows of a unit are conserved with their signs only; here one sign of two is another.
         kind = Scaling()
-        legs = tuple(row for leg in symmetry.legs for row in _row_difference(leg, unit))
-    elif isinstance(products, OuterProduct) or faces == "entries":
+        legs = tuple(row for leg in symmetry.legs for row in _one_sign_flipped(leg, products))
+    elif isinstance(products, OuterProduct) or products.faces == "entries":
         if plus and minus:
             legs = tuple(replace(leg, degree=abs(leg.degree)) for leg in symmetry.legs)
     elif plus and minus and plus[0].view.m == minus[0].view.m:
@@ -41,11 +41,12 @@ def _spoil(symmetry: Symmetry) -> Iterator[Symmetry]:
         yield replace(symmetry, kind=kind, legs=legs, family=f"not_{symmetry.family}", epsilon=0.0)
 
 
-def _row_difference(leg: Leg, unit: int) -> Iterator[Leg]:
-    """Yield ‖first row of each unit‖² − ‖second row‖²."""
+def _one_sign_flipped(leg: Leg, products: Products) -> Iterator[Leg]:
+    """Yield the squares of two rows of each unit, one with the sign that it has in the law and one with the other."""
     rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
-    for which, degree in ((0, 1), (1, -1)):
-        yield Leg(replace(leg.view, rows=rows[which::unit]), degree)
+    first, second = products.squared_rows()[0][:2]
+    for (which, sign), flip in ((first, 1), (second, -1)):
+        yield Leg(replace(leg.view, rows=rows[which :: products.unit]), flip * sign)
 
 
 def _entrywise(leg: Leg) -> Leg:

@@ -41,10 +41,29 @@ def _term(kind: Kind, view: View, *, latex: bool) -> str:
         return face
     if products.lifted:
         return face if view.n == 1 else (r"\sum_{i} " if latex else "Σᵢ ") + view.row("i", latex=latex)
-    entries = view.n * view.m
-    if products.faces == "rows":
-        entries = view.m if products.unit == 1 else products.unit
-        face = view.row("i", latex=latex) if products.unit == 1 else face + ("^{(j)}" if latex else "⁽ʲ⁾")
+    if products.faces != "rows":
+        return _square(face, view.n * view.m, latex=latex)
+    if products.unit == 1:
+        return _square(view.row("i", latex=latex), view.m, latex=latex)
+    laws = products.squared_rows()
+    face += "^{(j)}" if latex else "⁽ʲ⁾"
+    if len(laws) == 1 and [sign for _, sign in laws[0]] == [1] * products.unit:
+        return _square(face, products.unit, latex=latex)
+    terms = [_signed_squares(face, rows, view.m, latex=latex) for rows in laws]
+    return f"({', '.join(terms)})"
+
+
+def _square(face: str, entries: int, *, latex: bool) -> str:
+    """Return the square of a number, or the squared norm of several."""
     if entries == 1:
         return face + ("^{2}" if latex else "²")
     return rf"\lVert {face} \rVert^{{2}}" if latex else f"‖{face}‖²"
+
+
+def _signed_squares(face: str, rows: Iterable[tuple[int, int]], entries: int, *, latex: bool) -> str:
+    """Return squares of single rows of a unit with their signs, as ‖q⁽ʲ⁾[0]‖² − ‖q⁽ʲ⁾[1]‖²."""
+    text = ""
+    for row, sign in rows:
+        joint = (" + " if text else "") if sign > 0 else (" - " if latex else " − ") if text else "-" if latex else "−"
+        text += joint + _square(f"{face}[{row}]", entries, latex=latex)
+    return text

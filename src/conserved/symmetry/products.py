@@ -53,6 +53,10 @@ class Products(ABC):
         """Which vectors count as the rows of a leg: its rows, its columns, or all its entries as one row."""
         return "rows"
 
+    def squared_rows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Return for every law of a unit the rows whose squares it adds up, each with its sign."""
+        return (((0, 1),),)
+
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
         """Return the shape of the moment map μ of one symmetry, without batch axes.
@@ -175,6 +179,9 @@ class RowProducts(Products):
     def antisymmetric(self) -> tuple[int, ...]:
         """The other numbers, which vanish on (θ, θ)."""
         return tuple(k for k in range(self.width) if k not in self.symmetric)
+
+    def squared_rows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        return tuple(tuple((term.first, term.sign) for term in self.into(k)) for k in self.symmetric)
 
     def into(self, number: int) -> tuple[Term, ...]:
         """Return the terms whose sum is number `number` of a unit."""
