@@ -175,8 +175,11 @@ class LinearSystem:
     ) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
         """Return classes of atoms, and the equations between them of more than two terms or unequal weights."""
         rows, columns, values, count = _as_coordinates(batches)
+        # Written over classes, long equations get shorter, and those of one or two terms merge further classes: repeat
+        # until none does. Sums of entries that are equal after all cost no elimination this way.
         while True:
             root, sign = self.sets.roots()
+            # Classes are numbered from 0 without the class of atom 0, whose number is −1: it is zero and drops out.
             stands = np.flatnonzero(root == np.arange(root.size))
             number = np.full(root.size, -1, dtype=np.int64)
             number[stands[1:]] = np.arange(stands.size - 1)
@@ -187,6 +190,7 @@ class LinearSystem:
             ).tocsr()
             reduced.eliminate_zeros()
             length = np.diff(reduced.indptr)
+            # One term: that class is zero. Two terms of equal size: both classes are one, up to a sign.
             single = reduced.indptr[:-1][length == 1]
             twos = reduced.indptr[:-1][length == 2]
             a, b = reduced.data[twos], reduced.data[twos + 1]
@@ -197,12 +201,14 @@ class LinearSystem:
                 chosen = twos[a == -sign_of_pair * b]
                 result += chosen.size
                 left, right = (stands[1 + reduced.indices[chosen + n]] for n in (0, 1))
+                # A class that would be its own opposite is zero.
                 torn = self.sets.join(left, right, sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
             if joined:
                 result += self._join_similar(stands, reduced, reduced.indptr[:-1][length == 3])
             if not result:
                 return group, sign, reduced
+            # Equations that were used up are left out of the next round.
             rest = np.zeros(count, dtype=bool)
             rest[length > 1] = True
             rest[np.flatnonzero(length == 2)[np.abs(a) == np.abs(b)]] = False
@@ -226,6 +232,7 @@ class LinearSystem:
         signs, variables = np.sign(weights[plain]), variables[plain]
         result = 0
         for own, first, second in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
+            # Equations that share the other two variables, with the same relative sign, get one key and stand together.
             apart = signs[:, first] != signs[:, second]
             key = (variables[:, first] * rows.shape[1] + variables[:, second]) * 2 + apart
             order = np.argsort(key, kind="stable")
@@ -290,6 +297,7 @@ def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
         numbers = np.flatnonzero(lengths == length)
         index = rows.indptr[numbers][:, None] + np.arange(length)
         values = rows.data[index]
+        # Divided by their common divisor and with a positive first coefficient, multiples of one equation are equal.
         values //= np.gcd.reduce(values, axis=1)[:, None] * np.sign(values[:, :1])
         _, first = np.unique(np.concatenate([rows.indices[index], values], axis=1), axis=0, return_index=True)
         numbers_of_first.append(numbers[first])
