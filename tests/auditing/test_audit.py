@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import conserved
 from conserved import Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.auditing import Audit
-from conserved.inference import FirstCall, live
+from conserved.inference import FirstCall
+from conserved.inference.cached_laws import cached_laws_of
 from conserved.laws.observed_precision import observed_precision
 from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
@@ -595,7 +596,7 @@ def test_what_is_kept_of_a_model_is_not_used_once_it_has_changed(change: str, gi
             assert audit(model, laws if given else None).ok
         CHANGES[change](model)
         result = audit(model, laws if given else None)
-        saved = live.cached_laws_of(model)
+        saved = cached_laws_of(model)
         saved.walk = saved.audited = None
         afresh = audit(model, replace(laws) if given else None)
     assert result.record() == afresh.record()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conserved import Status, audit, certify, discover, recognize
 from conserved.blocks import Attention, FeedForward
 from conserved.discovery import UnsuitableError
-from conserved.inference.live import parameters_of, parts_of
+from conserved.inference.model_parts import parameters_of, parts_of
 from conserved.laws.shared_memory import overlapping
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -18,7 +18,8 @@ from conserved.auditing.epsilon_terms import RightHandSide
 from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.noise import suspicious
 from conserved.auditing.softmax_gauge import Gauge
-from conserved.inference.live import ModelParts, cached_laws_of, parameters_of
+from conserved.inference.cached_laws import cached_laws_of
+from conserved.inference.model_parts import ModelParts, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping

@@ -31,7 +31,7 @@ from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
-from conserved.inference.live import parts_of
+from conserved.inference.model_parts import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, TOLERANCE, Balance, PendingBalance
 from conserved.layout import GivenLayout

@@ -8,8 +8,9 @@ from conserved.on_demand import load_on_demand
 
 if TYPE_CHECKING:
     from conserved.inference.examples import NoExampleError
+    from conserved.inference.first_calls import FirstCall
     from conserved.inference.infer import recognize
-    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
+    from conserved.inference.live import being_followed, known_laws, laws_of_model
     from conserved.inference.rules import RULES, Step, rule
     from conserved.inference.rules import rule as register_operator
 else:
@@ -17,8 +18,9 @@ else:
         __name__,
         {
             "examples": "NoExampleError",
+            "first_calls": "FirstCall",
             "infer": "recognize",
-            "live": "FirstCall being_followed known_laws laws_of_model",
+            "live": "being_followed known_laws laws_of_model",
             "rules": "RULES Step register_operator:rule rule",
         },
     )

@@ -21,7 +21,9 @@ from conserved.auditing import Audit, GradientsDoNotConserveError
 from conserved.auditing.replay import random_numbers_kept
 from conserved.boundary import LAWS, Boundary
 from conserved.inference import FirstCall, NoExampleError
-from conserved.inference.live import FirstCallsOfParts, forget_model, in_parts, parts_of
+from conserved.inference.cached_laws import forget_model
+from conserved.inference.first_calls import FirstCallsOfParts, in_parts
+from conserved.inference.model_parts import parts_of
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.rank_agreement import (

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from conserved.auditing.backward_pass import layout_with
-from conserved.inference.live import parts_of
+from conserved.inference.model_parts import parts_of
 from conserved.laws import LawSet
 from conserved.layout import GivenLayout
 from conserved.rank_agreement import RankAgreement, announce_monitor, retract_monitor, several_processes

@@ -10,7 +10,8 @@ from dataclasses import replace
 from torch import nn
 
 from conserved.auditing.backward_pass import layout_with
-from conserved.inference.live import cached_laws_of, parts_of
+from conserved.inference.cached_laws import cached_laws_of
+from conserved.inference.model_parts import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.layout import GivenLayout, LawAssembly, has_flat_shards
 from conserved.layout.deepspeed import is_linked

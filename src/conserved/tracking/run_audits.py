@@ -27,8 +27,9 @@ from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.auditing.gradient_peaks import PeakHistory
 from conserved.auditing.replay import RecordedPass, alone
 from conserved.boundary import guarded
+from conserved.inference.cached_laws import cached_laws_of
 from conserved.inference.derivation import Derivation
-from conserved.inference.live import cached_laws_of, parts_of
+from conserved.inference.model_parts import parts_of
 from conserved.inference.processes.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest

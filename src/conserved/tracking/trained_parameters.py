@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from conserved._torch_compat import BatchNormBase
 from conserved.alarm import Alarm
-from conserved.inference.live import ModelParts, parts_of
+from conserved.inference.model_parts import ModelParts, parts_of
 
 Signature = tuple[Any, ...]
 """The identity, the shape and whether it is trained, of every parameter: laws depend on all of it."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved._torch_compat import BatchNormBase, DropoutBase, InstanceNormBase
-from conserved.inference.live import ModelParts, parameters_of, parts_of
+from conserved.inference.model_parts import ModelParts, parameters_of, parts_of
 from conserved.layout import has_flat_shards
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from conserved.inference.live import cached_laws_of
+from conserved.inference.cached_laws import cached_laws_of
 from conserved.layout.megatron import carries_attributes, stage_ranks
 from conserved.rank_agreement import several_processes
 from conserved.tracking.identities.finding import StepFinding
