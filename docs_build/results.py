@@ -1054,6 +1054,37 @@ def differential() -> str:
     return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
+def blind_search() -> str:
+    """How many laws the search in gradients adds where inference finds fewer than there are."""
+    record = stored("blind_search")
+    found, blocks = record["summary"], record["summary"]["blocks"]
+    searched = found["programs"] - found["not searched"]
+    named = "; ".join(
+        f"{name}: {row['inferred']} → {row['searched']} of {row['count']}" for name, row in blocks.items()
+    )
+    return (
+        f"Of {searched} random programs with fewer inferred laws than the Lie closure counts, the search adds laws to "
+        f"{found['with more laws']}, {found['laws added']} in all, and completes {found['with all laws']}. "
+        f"Blocks of the tests: {named}. {made_on(record)}"
+    )
+
+
+def captures() -> str:
+    """How many programs each way of capturing reads."""
+    record = stored("captures")
+    ways = {
+        "recorder": "the recorder: typing, probing, validation",
+        "certificate": "`make_fx` with decompositions: certificates",
+        "export": "`torch.export` with the same decompositions: used for nothing",
+    }
+    rows = [
+        (f"{counts['read']} of {counts['of']}", ways[name], counts["kinds"], f"{counts['seconds']:.1f} s")
+        for name, counts in record["summary"].items()
+    ]
+    heads = ("programs read", "way", "kinds of operations", "time in all")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
 def counts() -> str:
     """Every block: counted, found, recognised and proved."""
     rows = []
