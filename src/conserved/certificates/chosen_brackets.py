@@ -147,7 +147,7 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Brack
 
 
 def _single_terms(program: Program, theta: Sequence[float], word: BracketWord) -> tuple[Vectors, Vectors]:
-    """Return the same for one word, by the rules that know every operator."""
+    """Return both terms of one word, by the rules that know every operator."""
     numbers, point = Floats(), Jet({0: np.array(theta)})
     *inner, last = (Sample(x, np.array(v, dtype=np.float64)) for x, v in word)
     none = np.zeros(program.size)

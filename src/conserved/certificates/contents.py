@@ -58,7 +58,7 @@ class CertificateContents:
     bits: int
     """Precision to begin with."""
     seed: int
-    """Of the random points at which laws are enclosed."""
+    """Seed of the random points at which laws are enclosed."""
 
     @property
     def found(self) -> int:

@@ -56,11 +56,11 @@ class Node:
     shape: tuple[int, ...]
     discrete: bool = False
     places: Places | None = None
-    """Of `take`."""
+    """The list of a `take`."""
     values: tuple[float, ...] | tuple[int, ...] = ()
-    """Of `constant`: whole numbers if discrete, otherwise floating-point numbers, taken as exact."""
+    """Numbers of a `constant`: whole ones if discrete, otherwise floating-point numbers, taken as exact."""
     which: int = 0
-    """Of `input`: which tensor of the sample."""
+    """Position of an `input` among the tensors of the sample."""
 
     def record(self) -> dict[str, Any]:
         """Return plain data; real constants as hexadecimal floating point, which is exact."""

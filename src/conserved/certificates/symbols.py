@@ -237,7 +237,7 @@ class Symbols(Numbers):
         return self.known[key]
 
     def shortcut(self, node: Node, inputs: Sequence[dict[int, Array]]) -> dict[int, Array] | None:
-        """Return letters at once where nothing moves; numbers are computed with, and masked scores kept."""
+        """Return fresh letters where nothing moves; None where numbers or masked scores have to be computed."""
         if node.op in _KEEPING or any(1 in parts for parts in inputs):
             return None
         if all(v.number is not None or v.letter == _MINUS_INFINITY for parts in inputs for v in parts[0].ravel()):

@@ -27,7 +27,7 @@ FieldsAtPoints = Callable[[Tensor, Any, int], Tensor]
 _SAMPLES = 12
 
 _MULTIPLE = 1.2345678
-"""Of v, for which fields are computed again: not a power of two, so that rounding differs."""
+"""Factor of v for which fields are computed again: not a power of two, so that rounding differs."""
 
 _SMALL = 1e-6
 """Entries this far below the largest are looked at closely."""

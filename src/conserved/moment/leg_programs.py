@@ -51,7 +51,7 @@ class ProgramLeg:
     """From the first entry of the leg on."""
     pairs: tuple[Pair, ...]
     types: tuple[torch.dtype, ...]
-    """Of the tensors that are paired."""
+    """Types of the tensors that are paired."""
     wanted: WantedNumbers
 
 
@@ -105,7 +105,7 @@ class _Alike:
     tile: Tile
     layout: Layout
     types: tuple[torch.dtype, ...]
-    """Of the factors of an entry."""
+    """Types of the factors of an entry."""
     pairs: tuple[Pair, ...]
     """The pairs of factors whose products are taken."""
     sizes: bool
@@ -169,7 +169,7 @@ class _Draft:
         self._size = 0
         self._blocks: list[LegResults] = []
         self._entries: dict[_Alike, list[tuple[int, ...]]] = defaultdict(list)
-        """Of every entry the tensors of its factors, the bytes into each, and the place of its results."""
+        """For every entry, the tensors of its factors, the bytes into each, and the position of its results."""
 
     def program(self, legs: Sequence[tuple[ProgramLeg, Sequence[LegTensors]]]) -> LegProgram:
         for leg, placed in legs:

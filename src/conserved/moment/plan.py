@@ -53,7 +53,7 @@ class Moments:
     norms: Norms | None = None
     """Norms of the last source that came with it, of some parameters."""
     lengths: Norms | None = None
-    """The same of the first source."""
+    """Norms of the first source, of some parameters."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
         """Return μ of one pair of sources.
@@ -201,17 +201,17 @@ class Plan:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """By parameter, how many entries it has."""
+        """How many entries each parameter has, by name."""
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
     def _entries_read(self) -> list[int]:
-        """The same of all that are read, in order."""
+        """How many entries each parameter has that is read, in order."""
         return [self.counts[name] for name in self.needs]
 
     @cached_property
     def divisions(self) -> dict[int, Sequence[Sequence[str]]]:
-        """By the entries of a portion, the parameters of each."""
+        """The parameters of each portion, by the number of entries in a portion."""
         return {}
 
     @cached_property
@@ -316,7 +316,7 @@ class Plan:
 
     @cached_property
     def _read_otherwise(self) -> NDArray[np.int64]:
-        """The same of the other symmetries: of every parameter, and of its gradient after it."""
+        """Positions of parameters that the other symmetries need, each followed by that of its gradient."""
         return self._numbers((*self._other_symmetries[0].uses,)).reshape(-1)
 
     def _numbers(self, names: Sequence[str]) -> NDArray[np.int64]:

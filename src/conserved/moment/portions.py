@@ -136,7 +136,7 @@ def in_portions(
 def together(
     plan: BatchedPlan, reader: PresentTensors, tensors: PlainTensors, wanted: WantedNumbers
 ) -> tuple[Part, ...]:
-    """Return the same of tensors that are there and that kernels can read.
+    """Return moment maps from tensors that exist and that kernels can read.
 
     The tensors of each parameter follow one another.
     """
@@ -156,7 +156,7 @@ class PortionProgram:
 
     program: LegProgram
     legs: tuple[tuple[tuple[LegPlace, ...], int], ...]
-    """Of every block its legs in order, and the key of their steps."""
+    """For every block, its legs in order and the key of their steps."""
 
 
 _Waiting = tuple[str, Use, PairedTensors]
@@ -197,7 +197,7 @@ class Segment:
     """Batches that are alike, one after the other, whose legs step alike."""
 
     members: tuple[int, ...]
-    """Of all batches."""
+    """Indices of symmetries, over all batches."""
     batches: int
     legs: tuple[SegmentLeg, ...]
 

@@ -44,7 +44,7 @@ from conserved.symmetry.symmetry import Symmetry
 
 Integers = NDArray[np.int64]
 Types = tuple[torch.dtype, torch.dtype]
-"""Of a parameter and of its gradient."""
+"""Types of a parameter and of its gradient."""
 
 _NORM_ROWS = 256
 """Maximum row count when only a norm is needed."""
@@ -78,9 +78,9 @@ class RowSizes:
     table: Float[Tensor, "s 2"]
     """‖μ(θ, G)‖ and what it is held against, of each."""
     norms: Norms
-    """Of every gradient that was read."""
+    """Norms of all gradients that were read."""
     lengths: Norms
-    """Of every parameter that was read."""
+    """Norms of all parameters that were read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,9 +227,9 @@ class _Drafting:
         self._drafts: dict[tuple[Types, Tile], Draft] = defaultdict(Draft)
         self._known: dict[tuple[str, PlacedProduct, float], _Reading] = {}
         self._whole: dict[tuple[str, float], list[_Reading]] = {}
-        """Of a parameter with a shift: readings of θ ∘ G that cover all of it once."""
+        """For a parameter with a shift, readings of θ ∘ G that cover all of it once."""
         self._gradients: dict[str, list[_Reading]] = {}
-        """The same of G alone."""
+        """Readings of G alone that cover all of a parameter once."""
 
     def program(self, device: torch.device) -> _Program:
         """Return the finished program, on the device."""

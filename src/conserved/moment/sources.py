@@ -137,7 +137,7 @@ class GatheredTensors:
     sources: Sequence[Source]
     pairs: tuple[Pair, ...]
     norms: dict[str, Tensor] = field(default_factory=dict)
-    """Of every parameter that was gathered, the norm of the last source."""
+    """The norm of the last source, for every parameter that was gathered."""
     portion: int = 0
     kernels: bool = False
 

@@ -43,7 +43,7 @@ Parameters = Mapping[str, Tensor]
 Quantities = Callable[[Parameters], Tensor]
 """Numbers of degree at most two in the parameters."""
 Constraints = Callable[[Parameters, Parameters], Tensor]
-"""What a PDE says vanishes, for parameters θ and the gradient of h; linear in the gradient."""
+"""The left-hand side of a PDE, for parameters θ and the gradient of h; linear in the gradient."""
 
 
 def certificate(build: Build, shape: tuple[int, ...], loss: str = "any") -> Certificate:

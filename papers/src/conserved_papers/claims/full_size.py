@@ -1,4 +1,4 @@
-"""What the stored runs at the paper's own sizes and lengths add to a claim, whose check itself is small and quick.
+"""Evidence for claims from stored runs at the paper's own sizes and lengths, beside small and quick checks.
 
 The runs take half an hour of a graphics processor (`benchmarks/long_runs.py`); a summary of them lies in the package.
 """
@@ -17,7 +17,7 @@ from conserved_papers.lab.trajectory import Quantity
 from conserved_papers.lab.windows import windows
 
 ARITHMETIC = {"half": "half precision", "pieces": "float32 in pieces", "single": "float32", "double": "float64"}
-"""What gradients are computed in, coarsest first."""
+"""Precisions of gradients, coarsest first."""
 
 FINENESS = tuple(ARITHMETIC)
 

@@ -116,7 +116,7 @@ _WEIGHTS = {
     Severity.OVERCLAIM: "A step assumes what the theorem does not state, and another argument does without it",
     Severity.FALSE: "A step is false, and so is the theorem",
 }
-"""What a step that fails says of the proof."""
+"""Consequences for the proof if a step fails."""
 
 for _code, _steps in PROOFS.items():
     claim(_code)(proof_is_right(_steps))

@@ -12,4 +12,4 @@ CODES = (
     "optimizers",
     "counts",
 )
-"""What can be reproduced; those of full size are called figure2-full and so on."""
+"""The figures that can be reproduced; those of full size are called figure2-full and so on."""

@@ -60,12 +60,12 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRun:
-    """What came of a run so far: its trajectory, how it was computed, and the pieces it was made in."""
+    """The state of a run so far: its trajectory, how it was computed, and the pieces it was made in."""
 
     trajectory: Trajectory
     arithmetic: Arithmetic
     operations: float
-    """Of one step."""
+    """Floating-point operations of one step."""
     pieces: tuple[Mapping[str, Any], ...]
 
     @property

@@ -14,7 +14,7 @@ _MARGIN = 3.0
 """Temporaries and gradients of activations beside what is kept, as a factor."""
 
 _SHARE = 0.7
-"""Of the device's free memory."""
+"""The share of the device's free memory that is used."""
 
 _CPU_BUDGET = 2 << 30
 _SAMPLES = 2

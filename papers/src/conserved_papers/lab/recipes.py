@@ -1,4 +1,4 @@
-"""What is trained, on what and how: the paper's set-ups (Appendix D), small versions of them, and the blog's layer.
+"""Recipes of training runs: the paper's set-ups (Appendix D), small versions of them, and the blog's layer.
 
 A recipe is plain data made by a function, so that it travels to other processes and machines as it is. The paper does
 not say how texts are cut into tokens; here the most frequent 10,000 words are, as in Penn Treebank. It names Qwen-3,
@@ -61,7 +61,7 @@ class Recipe:
 
     @property
     def wants(self) -> Literal["images", "text"]:
-        """What kind of data it is trained on."""
+        """The kind of data it is trained on."""
         return "text" if self.architecture == "decoder" else "images"
 
     @property
@@ -250,7 +250,7 @@ SMALL: tuple[Recipe, ...] = (
     decaying(),
     relu_attention(),
 )
-"""What a small reproduction trains."""
+"""The recipes of a small reproduction."""
 
 FULL: tuple[Recipe, ...] = (
     cifar(),
@@ -264,7 +264,7 @@ FULL: tuple[Recipe, ...] = (
     penn("sigmoid", 2),
     wikitext("sigmoid", 2),
 )
-"""What the paper trained."""
+"""The recipes of the paper."""
 
 
 def named(name: str) -> Recipe:

@@ -32,12 +32,12 @@ _RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "relu-attention": {"small": ("relu-attention",), "full": ("relu-attention",)},
     "schedules": {"small": ("digits", "digits-decaying"), "full": ("digits", "digits-decaying")},
 }
-"""What is trained for each figure."""
+"""The recipes of each figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """What was done, and the figures that were asked for."""
+    """The work that was done, and the figures that were requested."""
 
     sweep: Sweep
     figures: tuple[Figure, ...]

@@ -15,7 +15,7 @@ class Schedule:
 
     kind: Literal["constant", "linear", "inverse"] = "constant"
     final: float = 0.0
-    """What is left of the step at the end of a linear schedule."""
+    """The share of the step at the end of a linear schedule."""
 
     def rate(self, initial: float, step: int, planned: int) -> float:
         """Return τ_k of step k out of those planned."""

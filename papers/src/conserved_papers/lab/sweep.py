@@ -79,7 +79,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What a sweep did: documents stored now, documents that were there already, and failures."""
+    """The result of a sweep: documents stored now, documents that were there already, and failures."""
 
     stored: int = 0
     present: int = 0

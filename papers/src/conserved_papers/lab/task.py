@@ -24,7 +24,7 @@ class Task(ABC):
 
     @property
     def name(self) -> str:
-        """What people call it; unique in a sweep."""
+        """Its name, unique in a sweep."""
         return f"{self.kind}/{self.results[0]}"
 
     @property

@@ -194,7 +194,7 @@ class _Run:
             torch.cuda.empty_cache()
 
     def accumulated(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the same over micro-batches of the present size."""
+        """Return the gradient and the losses, accumulated over micro-batches of the present size."""
         total: dict[str, Tensor] = {}
         losses = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.examples.inputs.device)
         for share, inputs, targets in self.batches():

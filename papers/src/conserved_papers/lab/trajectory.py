@@ -79,7 +79,7 @@ class Trajectory:
 
     @property
     def name(self) -> str:
-        """What it is called in the run store."""
+        """Its name in the run store."""
         return trajectory_name(self.recipe, self.step, self.seed)
 
     def quantity(self, family: str) -> Quantity:

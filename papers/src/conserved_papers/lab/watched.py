@@ -1,4 +1,4 @@
-"""What is measured along a run: laws, impostors and claimed laws of all seeds at once, through the one moment map."""
+"""Quantities measured along a run: laws, baselines and claimed laws of all seeds at once, by the one moment map."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def watch_recipe(recipe: Recipe, seed: int, model: nn.Module, examples: Examples
 
 
 _KEPT: dict[tuple[object, ...], Watched] = {}
-"""What was found of models that are trained again; laws do not depend on the step size."""
+"""Laws of models that are trained again; laws do not depend on the step size."""
 
 _MOST_KEPT = 8
 

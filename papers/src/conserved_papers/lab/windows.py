@@ -23,7 +23,7 @@ _FIRST = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What was fitted in one window: p in k and in Σ τ_i², of the measured drift and of the predicted one."""
+    """The exponents fitted in one window: p in k and in Σ τ_i², of the measured drift and of the predicted one."""
 
     name: str
     first: int

@@ -52,7 +52,7 @@ def _map(function: Function, inputs: Sequence[Tensor], fixed: Sequence[Any] = ()
 
 
 _AS_PYTHON: dict[str, Function] = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
-"""What operators that take functions stand for, by name."""
+"""The Python functions that operators of control flow stand for, by name."""
 
 
 def python_of(function: Any) -> Function | None:

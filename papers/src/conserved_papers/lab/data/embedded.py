@@ -15,7 +15,7 @@ from conserved_papers.lab.data.examples import Images, Text, UnusableDataError, 
 _MEGABYTE = 1 << 20
 
 VOCABULARY = 256
-"""Of text by bytes."""
+"""The vocabulary of text by bytes."""
 
 
 def digits() -> Images:

@@ -1,4 +1,4 @@
-"""What a model is trained on: images with labels and texts as tokens, and the inputs and targets made of them."""
+"""Data for training: images with labels and texts as tokens, and the inputs and targets made of them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from conserved_papers.lab.data.embedded import digits, standard_library
 from conserved_papers.lab.data.examples import Images, Text, UnusableDataError
 
 DIGITS, LIBRARY = "digits", "standard-library"
-"""What is at hand everywhere."""
+"""The sources that are available everywhere."""
 
 _IMAGES_EXPECTED = (
     f"Fashion-MNIST ({idx.IMAGES}.gz, {idx.LABELS}.gz), CIFAR-10 in binary ({cifar.FILES[0]} …), "

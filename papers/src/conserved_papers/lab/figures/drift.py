@@ -29,7 +29,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "figure2": {"small": ("digits-sgd", "bytes-sgd"), "full": ("imagenet", "wikitext")},
     "figure3": {"small": ("digits", "bytes"), "full": ("cifar", "penn")},
 }
-"""What is trained for a figure, on images and on text; Figure 5 shows the runs of Figure 2."""
+"""The recipes of a figure, on images and on text; Figure 5 shows the runs of Figure 2."""
 
 
 def figure2(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
