@@ -17,7 +17,7 @@ from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
 from conserved.certificates import intervals, proof
 from conserved.certificates.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
 from conserved.certificates.batches import NotBatchedError, SampleBatch
-from conserved.certificates.certifying import _arrays, _one
+from conserved.certificates.certifying import _arrays, _first_sample
 from conserved.certificates.chosen_brackets import bracket_rows
 from conserved.certificates.intervals import Interval, independence_bounds
 from conserved.certificates.program import Program
@@ -159,7 +159,7 @@ def traced(name: str) -> tuple[Program, list[float], list[Input]]:
     function = function_of(model.double(), x, loss=loss or "regression", params=None, device="cpu")
     generator = torch.Generator().manual_seed(0)
     theta = (function.generic_point(generator) * 4096).round() / 4096
-    inputs = [to_device(_one(function, generator), function.device) for _ in range(4)]
+    inputs = [to_device(_first_sample(function, generator), function.device) for _ in range(4)]
     return trace(function, theta, inputs[0]), theta.tolist(), [Input(_arrays(x)) for x in inputs]
 
 
