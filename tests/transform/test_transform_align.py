@@ -43,6 +43,19 @@ def test_units_of_any_activation_are_found_and_nothing_else() -> None:
     assert {s.parameters for s in result} == {("0.weight", "0.bias", "2.weight"), ("2.weight", "2.bias", "4.weight")}
 
 
+def test_units_are_found_behind_operations_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.tanh_(self.a(x).add_(0.5)))
+
+    (units,) = exchanges(InPlace(), torch.randn(3, 3))
+    assert units.parameters == ("a.weight", "a.bias", "b.weight")
+
+
 def test_units_that_differ_are_not_exchanged() -> None:
     class Different(nn.Module):
         def __init__(self) -> None:
