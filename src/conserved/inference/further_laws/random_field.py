@@ -35,21 +35,7 @@ _KEEPS_ZERO = {
     f"aten::{name}"
     for name in (
         *("relu", "leaky_relu", "abs", "tanh", "sin", "gelu", "silu", "elu", "sign", "sgn", "clamp_min", "hardtanh"),
-        *(
-            "sqrt",
-            "selu",
-            "celu",
-            "mish",
-            "erf",
-            "asin",
-            "atan",
-            "sinh",
-            "tan",
-            "expm1",
-            "log1p",
-            "hardswish",
-            "square",
-        ),
+        *("sqrt", "celu", "mish", "erf", "asin", "atan", "sinh", "tan", "expm1", "log1p", "hardswish"),
     )
 }
 _FUNCTIONS = _KEEPS_ZERO | {
