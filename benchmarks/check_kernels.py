@@ -76,7 +76,7 @@ def run_one(case: Case, dtype: torch.dtype, length: int, device: str, *, compare
         "conclusive": result.conclusive,
         "seconds": seconds,
         "first check": warm.seconds,
-        "symmetries": [str(symmetry) for symmetry in result.symmetries],
+        "symmetries": [result.probed.describe(symmetry) for symmetry in result.symmetries],
         "tests": {
             method: len([test for test in result.tests if test.method.value == method])
             for method in ("presence", "identity", "relation", "derivative")

@@ -12,25 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.checking import Axis, Group, TensorLeg, probe
-from conserved.inference.probing.axis_moves import gather, outer, spread
+from conserved.checking import probe
+from conserved.inference.probing.axis_moves import Axis, axes_of, coordinates_of, describe_leg, move, probed, view_of
 from conserved.inference.probing.noise import measure_output_noise
 from conserved.inference.probing.numerical_function import function_of
+from conserved.inference.probing.probed_kinds import BlockGeneralLinear, BlockRotation, RowTranslation
+from conserved.symmetry import Kind, Scaling
 from kernel_zoo import _rotated
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def found_by(fn: Callable[..., Any], *tensors: Any, **options: Any) -> set[str]:
-    return {str(symmetry).partition(" (up to")[0] for symmetry in probe(fn, *tensors, **options).symmetries}
+    result = probe(fn, *tensors, **options)
+    return {result.describe(symmetry).partition(" (up to")[0] for symmetry in result.symmetries}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_symmetries_of_attention(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 3, 20, 8).to(dtype) for _ in range(3))
     assert found_by(F.scaled_dot_product_attention, q, k, v, names=("q", "k", "v"), is_causal=True) == {
-        "scaling of v[0, 1, 3] moves out[0, 1, 3]",
-        "scaling of q[0, 1, 3] against k[0, 1, 3]^-1",
+        "positive scaling of v[0, 1, 3] moves out[0, 1, 3]",
+        "positive scaling of q[0, 1, 3] against k[0, 1, 3]^-1",
         "translation of k[0, 1, 3]",
         "translation of v[0, 1, 3] moves out[0, 1, 3]",
         "general linear of v[0, 1, 3] moves out[0, 1, 3]",
@@ -44,16 +47,16 @@ def test_grouped_heads_and_rotary_pairs_are_found() -> None:
 
     q, k, v = torch.randn(2, 6, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
     result = found_by(attention, q, k, v)
-    assert "scaling of v[0, 1, 3] moves out[0, 1 (adjacent by 3), 3]" in result
-    assert "paired rotations and scales (halves) of q[0, 1 (adjacent by 3), 3] against k[0, 1, 3]^-1" in result
+    assert "positive scaling of v[0, 1, 3] moves out[0, 1 (adjacent by 3), 3]" in result
+    assert "complex scaling of q[0, 1 (adjacent by 3), 3 (strided by 2)] against k[0, 1, 3 (strided by 2)]^-1" in result
     assert not any("general linear of q" in text for text in result)
 
 
 @pytest.mark.parametrize(
     ("fn", "shapes", "expected"),
     [
-        (lambda g, u: F.silu(g) * u, [(4, 8), (4, 8)], {"scaling of u[0, 1] moves out[0, 1]"}),
-        (lambda x: F.relu(x) ** 2, [(4, 8)], {"scaling of x[0, 1] moves out[0, 1]^2"}),
+        (lambda g, u: F.silu(g) * u, [(4, 8), (4, 8)], {"positive scaling of u[0, 1] moves out[0, 1]"}),
+        (lambda x: F.relu(x) ** 2, [(4, 8)], {"positive scaling of x[0, 1] moves out[0, 1]^2"}),
         (lambda x: F.cross_entropy(x, torch.arange(5)), [(5, 9)], {"translation of x[0]"}),
         (torch.nn.functional.gelu, [(4, 8)], set()),
         (lambda x: torch.tanh(0.05 * x), [(6, 8)], set()),
@@ -71,10 +74,11 @@ def test_a_function_has_these_symmetries_and_no_others(
 
 def test_a_norm_forgets_scale_and_shift_up_to_its_epsilon() -> None:
     result = probe(F.layer_norm, torch.randn(3, 5, 16), (16,), torch.randn(16), torch.randn(16), eps=1e-3)
-    scale = next(outcome for outcome in result.of("input") if outcome.group is Group.SCALING)
+    scale = next(outcome for outcome in result.of("input") if outcome.kind == Scaling())
     assert not scale.exact
-    assert 1e-5 < scale.error < 1e-2
-    shift = next(outcome for outcome in result.of("input") if outcome.group is Group.TRANSLATION)
+    assert 1e-5 < scale.epsilon < 1e-2
+    assert scale.epsilon == result.errors[scale]
+    shift = next(outcome for outcome in result.of("input") if outcome.kind == RowTranslation())
     assert shift.exact
 
 
@@ -82,9 +86,9 @@ def test_rotations_are_found_where_nothing_larger_is() -> None:
     def unit(x: Tensor) -> Tensor:
         return x / x.norm(dim=-1, keepdim=True)
 
-    kinds = {result.group for result in probe(unit, torch.randn(4, 6, 8)).symmetries}
-    assert Group.ROTATION in kinds
-    assert Group.GENERAL_LINEAR not in kinds
+    kinds = {result.kind for result in probe(unit, torch.randn(4, 6, 8)).symmetries}
+    assert BlockRotation(8) in kinds
+    assert BlockGeneralLinear(8) not in kinds
 
 
 def test_an_output_too_coarse_to_tell_proves_nothing() -> None:
@@ -104,27 +108,62 @@ def test_two_outputs_move_each_along_its_own_axis() -> None:
         return q.tanh() @ v, v.sum(0)
 
     result = probe(both, torch.randn(4, 5), torch.randn(5, 6))
-    scaling = next(outcome for outcome in result.of("v") if outcome.group is Group.SCALING)
-    assert {str(leg) for leg in scaling.legs} == {"v[1]", "out0[1]", "out1[0]"}
+    scaling = next(outcome for outcome in result.of("v") if outcome.kind == Scaling())
+    assert {describe_leg(leg) for leg in scaling.legs} == {"v[1]", "out0[1]", "out1[0]"}
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([False, True]), st.sampled_from([1, 2, 3]))
-def test_gathering_is_the_adjoint_of_spreading(seed: int, tiled: bool, every: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    leg = TensorLeg(name="x", index=0, output=False, axes=(Axis(axis=2, every=every, tiled=tiled), Axis(axis=0)))
-    tensor = torch.randn(3, 4, 2 * every, generator=generator, dtype=torch.float64)
-    values = torch.randn(2, 3, generator=generator, dtype=torch.float64)
-    left = (spread(values, leg, 3) * tensor).sum()
-    right = (values * gather(tensor, leg)).sum()
-    torch.testing.assert_close(left, right)
+@given(st.sampled_from([False, True]), st.sampled_from([1, 2, 3]), st.booleans())
+def test_a_view_has_a_row_for_every_coordinate(tiled: bool, every: int, with_pairs: bool) -> None:
+    axes = (Axis(axis=0), Axis(axis=2, every=every, tiled=tiled and every > 1))
+    pairs = with_pairs and every == 2
+    view = view_of("x", (3, 4, 2 * every), axes, pairs=pairs)
+    tensor = torch.arange(24 * every).reshape(3, 4, 2 * every)
+    split = tensor.unflatten(2, (every, 2) if tiled and every > 1 else (2, every))
+    by_coordinate = split.transpose(-1, -2) if tiled and every > 1 else split
+    rows = by_coordinate.permute(0, 2, 3, 1) if pairs else by_coordinate.permute(0, 2, 1, 3)
+    assert sorted(map(sorted, view.matrix(tensor).tolist())) == sorted(map(sorted, rows.reshape(view.n, -1).tolist()))
+    assert axes_of(view) == axes
+    assert coordinates_of(view) == ((3, 2, 2) if pairs else (3, 2))
 
 
-def test_the_matrix_of_an_identity_is_the_naive_sum() -> None:
-    left, right = (torch.randn(2, 6, 5, 4, dtype=torch.float64) for _ in range(2))
-    leg = TensorLeg(name="q", index=0, output=False, axes=(Axis(axis=0), Axis(axis=1, every=3), Axis(axis=3)))
-    naive = torch.einsum("bhrni,bhrnj->bhij", left.unflatten(1, (2, 3)), right.unflatten(1, (2, 3)))
-    torch.testing.assert_close(outer(left, right, leg), naive)
+def test_the_identity_of_blocks_is_the_naive_sum() -> None:
+    value, gradient = (torch.randn(2, 6, 5, 4, dtype=torch.float64) for _ in range(2))
+    view = view_of("q", value.shape, (Axis(axis=0), Axis(axis=1, every=3), Axis(axis=3)))
+    naive = torch.einsum("bhrni,bhrnj->bhij", value.unflatten(1, (2, 3)), gradient.unflatten(1, (2, 3)))
+    for kind, expected in ((BlockGeneralLinear(4), naive), (BlockRotation(4), naive - naive.mT)):
+        identity = probed(kind, [(view, 1)]).identity({"q": value}, {"q": gradient})
+        torch.testing.assert_close(identity, expected.flatten(0, 1))
+
+
+@pytest.mark.parametrize("kind", [RowTranslation(), BlockGeneralLinear(4), BlockRotation(4)], ids=repr)
+def test_the_moment_map_of_a_probed_kind_is_the_adjoint_of_its_generator(kind: Kind) -> None:
+    """⟨ξᵀ, μ(A, B)⟩ = d/dt Σ ⟨exp(tξ)·A_ℓ, B_ℓ⟩ at t = 0, for legs whose coordinates lie along different axes."""
+    torch.manual_seed(3)
+    views = view_of("x", (2, 4, 5), (Axis(axis=0), Axis(axis=1))), view_of("y", (5, 4, 2), (Axis(axis=2), Axis(axis=1)))
+    symmetry = probed(kind, zip(views, (1, -1), strict=True))
+    a, b = ({view.parameter: torch.randn(view.shape, dtype=torch.float64) for view in views} for _ in range(2))
+    mu = symmetry.moment_map(a, b)
+    xi = torch.randn(mu.shape, dtype=torch.float64)
+
+    def paired(t: Tensor) -> Tensor:
+        generator = t * (xi - xi.mT if isinstance(kind, BlockRotation) else xi)
+        element = generator if kind.linear else torch.linalg.matrix_exp(generator)
+        moved = [kind.act(element, leg.view.matrix(a[leg.view.parameter]), leg.degree) for leg in symmetry.legs]
+        terms = zip(moved, symmetry.legs, strict=True)
+        return torch.stack([(x * leg.view.matrix(b[leg.view.parameter])).sum() for x, leg in terms]).sum()
+
+    derivative = torch.func.jacfwd(paired)(torch.zeros((), dtype=torch.float64))
+    assert float(derivative) == pytest.approx(float((xi * (mu if kind.linear else mu.mT)).sum()), rel=1e-9)
+
+
+def test_moving_tensors_rounds_each_once_to_its_own_precision() -> None:
+    x = torch.randn(3, 4).bfloat16()
+    scaled = move(
+        probed(Scaling(), [(view_of("x", (3, 4), (Axis(axis=1),)), 1)]), {"x": x, "y": x}, torch.tensor([0.3] * 4)
+    )
+    assert torch.equal(scaled["x"], (x.double() * torch.tensor(0.3)).bfloat16())
+    assert scaled["y"] is x
 
 
 @pytest.mark.parametrize("bits", [8, 11, 16])

@@ -3,17 +3,13 @@
 from conserved.checking.check_result import Check
 from conserved.checking.checking import check
 from conserved.checking.gradient_test import GradientTest, Method
-from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, UncheckableError, probe
+from conserved.inference.probing import Probe, UncheckableError, probe
 
 __all__ = [
-    "Axis",
     "Check",
     "GradientTest",
-    "Group",
     "Method",
     "Probe",
-    "ProbedSymmetry",
-    "TensorLeg",
     "UncheckableError",
     "check",
     "probe",

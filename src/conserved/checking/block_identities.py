@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 
 from conserved.checking.gradient_test import GradientTest
-from conserved.checking.identity_tests import COARSE, statement, test_together
+from conserved.checking.identity_tests import COARSE, statement, test_together, tested_symmetries
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.scaled_pass import sampled_pass
-from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.symmetry import Symmetry
 
 _BLOCKS = 16
 """Blocks of an axis: each makes a row that is left out four times as visible, for two backward passes."""
@@ -24,10 +24,9 @@ _LONG = 64
 """The shortest axis that is taken apart, so that a block has four rows."""
 
 
-def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> Iterator[GradientTest]:
+def block_identity_tests(setting: Setting, symmetries: Sequence[Symmetry]) -> Iterator[GradientTest]:
     """Test every identity of many coordinates on blocks of each long axis of the output, in half precision."""
-    chosen = [each for each in symmetries if all(setting.grads[leg.index] is not None for leg in each.inputs)]
-    chosen = [each for each in chosen if test_together(setting, each) is not None]
+    chosen = [each for each in tested_symmetries(setting, symmetries) if test_together(setting, each) is not None]
     if setting.noise.unit <= COARSE or not chosen:
         return
     first = setting.outs[0]
@@ -37,7 +36,7 @@ def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry])
             yield from _along(setting, chosen, axis, size)
 
 
-def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, size: int) -> Iterator[GradientTest]:
+def _along(setting: Setting, symmetries: Sequence[Symmetry], axis: int, size: int) -> Iterator[GradientTest]:
     """Yield, for each symmetry, the test of the block that is furthest off."""
     width = -(-size // _BLOCKS)
     worst: dict[int, GradientTest] = {}
@@ -49,7 +48,8 @@ def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, si
         for number, symmetry in enumerate(symmetries):
             test = test_together(part, symmetry)
             if test is not None and (number not in worst or test.worst > worst[number].worst):
-                description = f"{statement(symmetry)}, from {width} of axis {axis} of the output at a time"
+                identity = statement(symmetry, setting.function.out_names)
+                description = f"{identity}, from {width} of axis {axis} of the output at a time"
                 source = f"from {start}–{stop - 1} of axis {axis} of the output"
                 worst[number] = replace(test, what=description, where="" if test.ok else source)
     yield from worst.values()

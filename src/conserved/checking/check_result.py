@@ -10,10 +10,11 @@ from typing import Any
 from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.rounding_errors import NOTABLE, RoundingError
 from conserved.checking.sensitivity import CheckSensitivity, percent, sensitivity_of, shape_of
-from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.inference.probing.symmetry_search import Probe
 from conserved.output import html
 from conserved.output.lines import counted
 from conserved.plain_data import record_of
+from conserved.symmetry import Symmetry
 from conserved.verdict import Evidence, Verdict
 
 _SHOWN = 3
@@ -32,7 +33,7 @@ class Check:
         function: name of the function.
         inputs: the floating-point inputs, each with precision and shape.
         device: where it ran.
-        symmetries: continuous symmetries found on the forward pass.
+        probed: the continuous symmetries found on the forward pass.
         tests: every test that was made.
         untested: by gradient, the tests that could not be made and why.
         notes: further observations, such as inputs that are overwritten.
@@ -46,7 +47,7 @@ class Check:
     inputs: Mapping[str, str]
     device: str
     precision: str
-    symmetries: tuple[ProbedSymmetry, ...]
+    probed: Probe
     tests: tuple[GradientTest, ...]
     untested: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
@@ -54,6 +55,11 @@ class Check:
     seconds: float
     reference: str = ""
     errors: Mapping[str, RoundingError] = field(default_factory=dict)
+
+    @property
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """The continuous symmetries found on the forward pass; their legs are views of inputs and outputs."""
+        return self.probed.symmetries
 
     @property
     def sensitivity(self) -> dict[str, CheckSensitivity]:
@@ -159,7 +165,7 @@ class Check:
     def record(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
         fields = record_of(self, "function inputs device precision ok conclusive verdict badge failures tests")
-        fields["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
+        fields["symmetries"] = [self.probed.describe(symmetry) for symmetry in self.symmetries]
         return fields | record_of(self, "untested notes noise seconds reference errors precision_notes sensitivity")
 
     def __str__(self) -> str:

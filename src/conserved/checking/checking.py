@@ -26,7 +26,6 @@ from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
 from conserved.checking.rounding_errors import rounding_errors
 from conserved.checking.singular_inputs import move_singular_entries
-from conserved.inference.probing.axis_moves import Group, ProbedSymmetry
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
     UNIT,
@@ -36,7 +35,7 @@ from conserved.inference.probing.numerical_function import (
     function_of,
     repeatable,
 )
-from conserved.inference.probing.symmetry_search import probe_function, scanner_of
+from conserved.inference.probing.symmetry_search import Probe, probe_function, scanner_of
 
 __all__ = ["check"]
 
@@ -183,7 +182,7 @@ def _setting(function: NumericalFunction, gradients: tuple[Tensor, ...], seed: i
 class _Suite:
     """The tests of one form of the function; `agreed` are those of the given form against it."""
 
-    symmetries: tuple[ProbedSymmetry, ...] = ()
+    probed: Probe
     tests: tuple[GradientTest, ...] = ()
     agreed: tuple[GradientTest, ...] = ()
     notes: tuple[str, ...] = ()
@@ -197,9 +196,9 @@ def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suit
     """Return identities, relations and gradients of one form, and gradients at inputs of other kinds."""
     function = setting.function
     scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
-    setting = replace(setting, responsive=tuple(scanner.responds_to(name, Group.SCALING) for name in function.names))
+    setting = replace(setting, responsive=tuple(scanner.responds_to(name) for name in function.names))
     probed = probe_function(function, unit=setting.noise.unit, seconds=0.4 * _left(setting))
-    identities = identity_tests(setting, probed.symmetries)
+    identities = identity_tests(setting, probed)
     identities += block_identity_tests(setting, probed.symmetries)
     related, skipped = relation_tests(setting)
     directional, noisy = directional_tests(setting)
@@ -207,7 +206,7 @@ def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suit
     tests, lost = _without_lost_digits(setting, [*identities, *related, *directional, *tailed])
     short = [] if probed.complete else ["the search for symmetries was cut short: the time allowed was used up"]
     return _Suite(
-        symmetries=probed.symmetries,
+        probed=probed,
         tests=tuple(tests),
         agreed=tuple(agreed),
         notes=(*skipped, *noisy, *missed, *short, *lost),
@@ -267,7 +266,7 @@ def _by_reference(given: Setting, reference: Setting, form: FunctionForm) -> _Su
         )
         return replace(own, notes=(*own.notes, note))
     return _Suite(
-        symmetries=precise.symmetries,
+        probed=precise.probed,
         tests=(*precise.tests, *agreed, *related),
         notes=(*precise.notes, *skipped),
     )
@@ -312,7 +311,7 @@ def _checked(
         device=str(function.values[0].device),
         precision=str(function.precision)[6:],
         reference="" if reference is None else reference[1].words,
-        symmetries=suite.symmetries,
+        probed=suite.probed,
         tests=tuple(tests),
         untested={name: tuple(reasons) for name, reasons in untested.items()},
         notes=tuple(dict.fromkeys(notes)),

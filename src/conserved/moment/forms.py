@@ -21,7 +21,7 @@ from torch import Tensor
 
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.pairs import Pair
-from conserved.symmetry.products import Products, RowProducts
+from conserved.symmetry.products import BlockOuterProducts, Products, RowProducts
 
 FormValues = tuple[Tensor, Tensor | None]
 """Values, a row for every pair, and with `sizes` the sums of squares."""
@@ -145,6 +145,8 @@ def forms(
 
     """
     recipe = product_list(products, pairs, degree, wanted)
+    if isinstance(products, BlockOuterProducts):
+        return _block_forms(backend, products, legs, recipe, dtype, wanted)
     if not isinstance(products, RowProducts):
         return backend.outer_products(legs, recipe.products, dtype, sizes=wanted.sizes)
     if not products.terms:
@@ -163,6 +165,23 @@ def forms(
         for source, row in recipe.rows
     ]
     return assemble_forms(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
+
+
+def _block_forms(
+    backend: Backend,
+    products: BlockOuterProducts,
+    legs: Sequence[Tensor],
+    recipe: ProductList,
+    dtype: torch.dtype,
+    wanted: WantedNumbers,
+) -> FormValues:
+    """Return outer products of every block of rows, which are one more batch axis."""
+    blocks = [leg.unflatten(-2, (-1, products.width)) for leg in legs]
+    values, squares = backend.outer_products(blocks, recipe.products, dtype, sizes=wanted.sizes)
+    if products.antisymmetric:
+        values = values + values.mT if wanted.absolute else values - values.mT
+        squares = None if squares is None else 2 * squares
+    return values, None if squares is None else squares.sum(-1)
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from conserved.moment.launches import Tile, power
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.symmetry.pairs import Pair
-from conserved.symmetry.products import OuterProduct, Products, RowProducts
+from conserved.symmetry.products import BlockOuterProducts, OuterProduct, Products, RowProducts
 
 _PIECE = 256
 """Columns of a leg that one program adds up."""
@@ -67,8 +67,10 @@ def readable(tensors: Sequence[Tensor]) -> PlainTensors | None:
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
     """Return whether kernels compute these products of legs of n rows that lie so."""
-    if layout is None or isinstance(products, OuterProduct):
-        return layout is not None and n <= LARGEST
+    if layout is None or isinstance(products, BlockOuterProducts):
+        return False
+    if isinstance(products, OuterProduct):
+        return n <= LARGEST
     assert isinstance(products, RowProducts)
     in_units = layout.row_of_units(products.unit, 0) is not None
     return bool(products.terms) and not products.lifted and in_units

@@ -257,6 +257,45 @@ class OuterProduct(Products):
         return self.coordinates(root.unsqueeze(-1) * root.unsqueeze(-2))
 
 
+@dataclass(frozen=True, slots=True, eq=True)
+class BlockOuterProducts(OuterProduct):
+    """A Bᵀ of every block of rows by itself."""
+
+    width: int
+    """Rows of a block."""
+    antisymmetric: bool = False
+    """Whether only A Bᵀ − B Aᵀ counts: the pairing with rotations, which gives identities and no law."""
+
+    def shape(self, n: int, m: int) -> tuple[int, ...]:
+        return n // self.width, self.width, self.width
+
+    def numbers(self, n: int, m: int) -> int:
+        return 0 if self.antisymmetric else n // self.width * OuterProduct.numbers(self, self.width, m)
+
+    def identities(self, n: int, m: int) -> int:
+        pairs = self.width * (self.width - 1) // 2 if self.antisymmetric else self.width**2
+        return n // self.width * pairs
+
+    def law(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
+        return mu[..., :0, :0] if self.antisymmetric else mu
+
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        return mu if self.antisymmetric else mu - mu.mT
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        return OuterProduct.coordinates(self, law).flatten(-2)
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        single = OuterProduct.multiplicities(self, self.width, m)
+        return single.new_zeros(0) if self.antisymmetric else single.repeat(n // self.width)
+
+    def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        return OuterProduct.squares(self, law).flatten(-2)
+
+    def reach(self, squares: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        return OuterProduct.reach(self, squares.unflatten(-1, (-1, self.width))).flatten(-2)
+
+
 @cache
 def _upper(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     row, column = torch.triu_indices(n, n, device=device)

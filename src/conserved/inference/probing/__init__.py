@@ -1,7 +1,6 @@
 """Find symmetries of a black-box function by moving its inputs."""
 
-from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg
 from conserved.inference.probing.numerical_function import UncheckableError
 from conserved.inference.probing.symmetry_search import Probe, probe
 
-__all__ = ["Axis", "Group", "Probe", "ProbedSymmetry", "TensorLeg", "UncheckableError", "probe"]
+__all__ = ["Probe", "UncheckableError", "probe"]

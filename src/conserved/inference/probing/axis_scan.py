@@ -10,9 +10,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scale, shift, spread
+from conserved.inference.probing.axis_moves import Axis, axes_of, coordinates_of, move, probed, view_of
 from conserved.inference.probing.noise import by_row, rms, wide
 from conserved.inference.probing.numerical_function import NumericalFunction, Values
+from conserved.inference.probing.probed_kinds import RowTranslation
+from conserved.symmetry import Kind, Leg, Scaling, Symmetry, View
+
+SCALING, TRANSLATION = Scaling(), RowTranslation()
 
 NEARLY = 1e-2
 """A relative change by moves up to a factor of four below which a scaling counts as holding up to that change."""
@@ -37,6 +41,8 @@ class Scanner:
     deadline: float
     passes: int = 0
     known: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    errors: dict[Symmetry, float] = field(default_factory=dict)
+    """The largest relative change of an output, by row, that moves along a confirmed symmetry left."""
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(2024))
 
     @property
@@ -88,9 +94,11 @@ class Scanner:
         """A few numbers computed in half precision: only what leaves every bit alone says something."""
         return self.few and self.unit > _SINGLE
 
-    def responds_to(self, name: str, group: Group) -> bool:
-        """Return whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
-        shift = group is Group.TRANSLATION
+    def responds_to(self, name: str, *, shift: bool = False) -> bool:
+        """Return whether the outputs show it when an input is multiplied, or shifted, at random.
+
+        If they do not, a move proves nothing.
+        """
         if (name, shift) not in self.known:
             tensors = self.tensors
             signs = self.field(tensors[name].shape, (-1.0, 1.0))
@@ -118,15 +126,27 @@ class Scanner:
             flat[0] = options[0] if flat[0] != options[0] else options[1]
         return signs.to(self.outs[0].device)
 
-    def leg(self, name: str, axes: Sequence[Axis], degree: float = 1.0) -> TensorLeg:
-        """Return a leg of the input or output of that name."""
-        output = name in self.function.out_names
-        names = self.function.out_names if output else self.function.names
-        return TensorLeg(name=name, index=names.index(name), output=output, axes=tuple(axes), degree=degree)
+    def view(self, name: str, axes: Sequence[Axis]) -> View:
+        """Return a view of the input or output of that name, with a row for every coordinate of some axes."""
+        return view_of(name, self.tensors[name].shape, axes)
+
+    def inputs(self, symmetry: Symmetry) -> tuple[Leg, ...]:
+        """Return the legs that are inputs of the function."""
+        return tuple(leg for leg in symmetry.legs if leg.view.parameter in self.function.names)
+
+    def confirmed(self, symmetry: Symmetry, error: float, *, exact: bool = True) -> Symmetry:
+        """Return a symmetry with the error that its moves left, which is its ε if it is more than noise."""
+        result = symmetry if exact else replace(symmetry, epsilon=error)
+        self.errors[result] = error
+        return result
 
 
-def measure_move(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
-    """Return how well the outputs follow a move of the inputs; None if the function could not be run there."""
+def measure_move(scanner: Scanner, symmetry: Symmetry, element: Tensor) -> tuple[bool, float] | None:
+    """Return whether the outputs follow a move along a candidate up to noise, and the largest relative difference.
+
+    The result is None if the function refuses the moved inputs.
+    """
+    moved = move(symmetry, scanner.tensors, element)
     outputs = scanner.run(moved)
     if outputs is None:
         return None
@@ -153,32 +173,39 @@ _FARTHEST = 10
 _FINE = (torch.float32, torch.float64)
 
 
-def confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
+def confirm(scanner: Scanner, symmetry: Symmetry) -> Symmetry | None:
     """Return the symmetry with the error that more random moves leave, or None if one of them refutes it."""
     errors, exact = [], True
     drawn: list[Tensor] = []
+    scaling = symmetry.kind == SCALING
+    sizes = coordinates_of(symmetry.legs[0].view)
     # floor(x + 1) = floor(x) + 1: a shift that holds for moves of all powers of two must hold for small ones too.
     small = _SMALL_SHIFT if scanner.function.precision in _FINE else _SMALL_SHIFT_COARSE
     shifts = (0.5, 1.0, 2.0, 4.0, small)
-    rounds = 4 if symmetry.group is Group.SCALING else 5
+    rounds = 4 if scaling else 5
     for round_ in range(_MOST_ROUNDS):
         if round_ >= rounds and _separate(drawn):
             break
         upwards = round_ < 2
-        if symmetry.group is Group.SCALING:
-            drawn.append(scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
-            moved = scale(symmetry, scanner.tensors, drawn[-1])
+        if scaling:
+            drawn.append(scanner.field(sizes, _UP if upwards else _BOTH))
+            element = element_of(SCALING, drawn[-1])
         else:
-            drawn.append(scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)))
+            drawn.append(scanner.field(sizes, (-1.0, -0.5, 0.5, 1.0)))
             size = _shift_size(scanner, symmetry) * shifts[round_ % len(shifts)]
-            moved = shift(symmetry, scanner.tensors, drawn[-1] * size)
-        degrees = measure_move(scanner, symmetry, moved)
+            element = element_of(TRANSLATION, drawn[-1] * size)
+        outcome = measure_move(scanner, symmetry, element)
         nearly = NEARLY if upwards else 16 * NEARLY
-        if degrees is None or not (degrees[0] or (symmetry.group is Group.SCALING and degrees[1] <= nearly)):
+        if outcome is None or not (outcome[0] or (scaling and outcome[1] <= nearly)):
             return None
-        exact &= degrees[0]
-        errors.append(degrees[1])
-    return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
+        exact &= outcome[0]
+        errors.append(outcome[1])
+    return scanner.confirmed(symmetry, max(errors if exact else errors[:2]), exact=exact)
+
+
+def element_of(kind: Kind, amounts: Tensor) -> Tensor:
+    """Return the element that multiplies every coordinate by two to the power of an amount, or adds the amount."""
+    return torch.exp2(amounts).reshape(-1) if kind == SCALING else amounts.reshape(-1)
 
 
 def _separate(fields: Sequence[Tensor]) -> bool:
@@ -191,17 +218,19 @@ def _separate(fields: Sequence[Tensor]) -> bool:
     return moves.shape[0] > _MANY_COORDINATES or moves.unique(dim=0).shape[0] == moves.shape[0]
 
 
-def _shift_size(scanner: Scanner, symmetry: ProbedSymmetry) -> float:
+def _shift_size(scanner: Scanner, symmetry: Symmetry) -> float:
     """Return how far to shift: by the size of the inputs, or as far as one of them alone has to move to be seen well.
 
     Biases near zero move the outputs so little that what another layer makes of a shift is hidden in rounding.
     """
-    size = max(rms(scanner.tensors[leg.name]) for leg in symmetry.inputs) or 1.0
+    inputs = scanner.inputs(symmetry)
+    size = max(rms(scanner.tensors[leg.view.parameter]) for leg in inputs) or 1.0
     size = 2.0 ** round(torch.tensor(size).log2().item())
-    if len(symmetry.inputs) < 2:
+    if len(inputs) < 2:
         return size
-    alone = replace(symmetry, legs=symmetry.inputs[:1])
-    outs = scanner.run(shift(alone, scanner.tensors, torch.full(symmetry.sizes, size, dtype=torch.float64)))
+    alone = replace(symmetry, legs=inputs[:1])
+    element = torch.full((symmetry.n,), size, dtype=torch.float64)
+    outs = scanner.run(move(alone, scanner.tensors, element))
     if outs is None:
         return size
     seen = max(rms(wide(a) - wide(b)) / (rms(b) or 1.0) for a, b in zip(outs, scanner.outs, strict=True))
@@ -217,7 +246,7 @@ def _divides(size: int, count: int) -> list[Axis]:
 
 
 def followers(
-    scanner: Scanner, group: Group, values: Values, powers: Tensor, degrees: Sequence[float], index: int
+    scanner: Scanner, kind: Kind, values: Values, powers: Tensor, degrees: Sequence[float], index: int
 ) -> tuple[Axis | None, ...] | None:
     """Return for each output the axis along which it moved with the field, None where it stayed.
 
@@ -228,7 +257,7 @@ def followers(
         before = scanner.outs[position]
         if degrees[position] == 0:
             exact, error = scanner.fits(position, out, before)
-            if not (exact or (group is Group.SCALING and error <= NEARLY)):
+            if not (exact or (kind == SCALING and error <= NEARLY)):
                 return None
             axes.append(None)
             continue
@@ -237,11 +266,10 @@ def followers(
             replace(option, axis=axis) for axis in order for option in _divides(before.shape[axis], powers.numel())
         ]
         for option in options:
-            leg = TensorLeg(name="", index=position, output=True, axes=(option,), degree=degrees[position])
-            lying = degrees[position] * spread(powers, leg, before.ndim)
-            expected = wide(before) * torch.exp2(lying) if group is Group.SCALING else wide(before) + lying
-            exact, error = scanner.fits(position, out, expected)
-            if exact or (group is Group.SCALING and error <= NEARLY):
+            view = view_of("", before.shape, (option,))
+            matrix = kind.act(element_of(kind, powers), view.matrix(wide(before)), degrees[position])
+            exact, error = scanner.fits(position, out, view.written(wide(before), matrix))
+            if exact or (kind == SCALING and error <= NEARLY):
                 axes.append(option)
                 break
         else:
@@ -249,7 +277,7 @@ def followers(
     return tuple(axes)
 
 
-def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> list[float] | None:
+def _degrees(scanner: Scanner, values: Values, kind: Kind, amount: float) -> list[float] | None:
     """Return by which power each output follows a common factor, or by which multiple a common shift.
 
     The result is None if an output follows neither.
@@ -257,7 +285,7 @@ def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> l
     degrees = []
     for index, out in enumerate(values):
         before, after = wide(scanner.outs[index]), wide(out)
-        if group is Group.SCALING:
+        if kind == SCALING:
             ratio = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
             degree = round(2 * torch.tensor(min(max(ratio, 1e-30), 1e30)).log2().item() / amount) / 2
             expected = before * 2.0 ** (degree * amount)
@@ -265,7 +293,7 @@ def _degrees(scanner: Scanner, values: Values, group: Group, amount: float) -> l
             degree = round(2 * float((after - before).mean()) / amount) / 2
             expected = before + degree * amount
         exact, error = scanner.fits(index, out, expected)
-        if abs(degree) > 4 or not (exact or (group is Group.SCALING and error <= NEARLY)):
+        if abs(degree) > 4 or not (exact or (kind == SCALING and error <= NEARLY)):
             return None
         degrees.append(degree)
     return degrees
@@ -286,18 +314,15 @@ def _carriers(shape: Sequence[int], axis: int, *, divisors: bool) -> list[Axis]:
 
 
 def _together(
-    scanner: Scanner, group: Group, legs: Sequence[tuple[str, float]], columns: Sequence[Mapping[str, Axis]]
-) -> list[ProbedSymmetry]:
+    scanner: Scanner, kind: Kind, legs: Sequence[tuple[str, float]], columns: Sequence[Mapping[str, Axis]]
+) -> list[Symmetry]:
     """Return one symmetry with all coordinates if they hold jointly, else one for each."""
 
-    def made(chosen: Sequence[Mapping[str, Axis]]) -> ProbedSymmetry:
-        first = legs[0][0]
-        shape = scanner.tensors[first].shape
-        sizes = tuple(shape[column[first].axis] // column[first].every for column in chosen)
-        moving = [
-            scanner.leg(name, [column[name] for column in chosen if name in column], degree) for name, degree in legs
-        ]
-        return ProbedSymmetry(group=group, sizes=sizes, legs=tuple(moving))
+    def made(chosen: Sequence[Mapping[str, Axis]]) -> Symmetry:
+        moving = (
+            (scanner.view(name, [column[name] for column in chosen if name in column]), degree) for name, degree in legs
+        )
+        return probed(kind, moving)
 
     distinct: list[Mapping[str, Axis]] = []
     for column in columns:
@@ -309,19 +334,16 @@ def _together(
     return [alone for column in distinct if (alone := confirm(scanner, made([column]))) is not None]
 
 
-def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
+def _alone(scanner: Scanner, kind: Kind, name: str) -> list[Symmetry]:
     """Return symmetries that move one input, with or without the outputs."""
     tensor = scanner.tensors[name]
     size = rms(tensor)
-    if (size == 0 and group is Group.SCALING) or not scanner.responds_to(name, group):
+    if (size == 0 and kind == SCALING) or not scanner.responds_to(name, shift=kind == TRANSLATION):
         return []
-    amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
-    act = scale if group is Group.SCALING else shift
-    uniform = ProbedSymmetry(group=group, sizes=(), legs=(scanner.leg(name, ()),))
-    outputs = scanner.run(
-        act(uniform, scanner.tensors, torch.tensor(amount, dtype=torch.float64, device=tensor.device))
-    )
-    degrees = None if outputs is None else _degrees(scanner, outputs, group, amount)
+    amount = 2.0 if kind == SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
+    uniform = probed(kind, [(scanner.view(name, ()), 1.0)])
+    outputs = scanner.run(move(uniform, scanner.tensors, element_of(kind, _number(amount))))
+    degrees = None if outputs is None else _degrees(scanner, outputs, kind, amount)
     if degrees is None:
         return []
     outs = [(out, degree) for out, degree in zip(scanner.function.out_names, degrees, strict=True) if degree]
@@ -333,40 +355,41 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
             if scanner.late:
                 break
             count = tensor.shape[axis] // carrier.every
-            choices = _UP if group is Group.SCALING else (-1.0, -0.5, 0.5, 1.0)
-            field_ = scanner.field((count,), choices) * (1.0 if group is Group.SCALING else amount)
-            by_index = ProbedSymmetry(group=group, sizes=(count,), legs=(scanner.leg(name, (carrier,)),))
-            after = scanner.run(act(by_index, scanner.tensors, field_))
-            along = None if after is None else followers(scanner, group, after, field_, degrees, axis)
+            choices = _UP if kind == SCALING else (-1.0, -0.5, 0.5, 1.0)
+            amounts = scanner.field((count,), choices) * (1.0 if kind == SCALING else amount)
+            by_index = probed(kind, [(scanner.view(name, (carrier,)), 1.0)])
+            after = scanner.run(move(by_index, scanner.tensors, element_of(kind, amounts)))
+            along = None if after is None else followers(scanner, kind, after, amounts, degrees, axis)
             if along is not None:
                 moving = zip(scanner.function.out_names, along, strict=True)
                 columns.append({name: carrier} | {out: where for out, where in moving if where is not None})
                 break
-    return _together(scanner, group, legs, columns)
+    return _together(scanner, kind, legs, columns)
 
 
-def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
+def _number(amount: float) -> Tensor:
+    return torch.tensor(amount, dtype=torch.float64)
+
+
+def _against(scanner: Scanner, left: str, right: str, alone: Sequence[Symmetry]) -> list[Symmetry]:
     """Return scalings of two inputs.
 
     Either one input moves against the other and the outputs stay, or both move with the outputs.
     """
-    tensors = scanner.tensors
-    if not (scanner.responds_to(left, Group.SCALING) and scanner.responds_to(right, Group.SCALING)):
+    if not (scanner.responds_to(left) and scanner.responds_to(right)):
         return []
-    two = torch.tensor(2.0, dtype=torch.float64, device=tensors[left].device)
-    single = {outputs.legs[0].name for outputs in alone}
-    ways = [_partner_degree(left, right, alone)] + ([] if {left, right} <= single else [1.0])
+    single = {symmetry.legs[0].view.parameter for symmetry in alone}
+    ways = [_partner_degree(scanner, left, right, alone)] + ([] if {left, right} <= single else [1.0])
     for degree in ways:
-        legs = (scanner.leg(left, ()), scanner.leg(right, (), degree))
-        uniform = ProbedSymmetry(group=Group.SCALING, sizes=(), legs=legs)
-        outputs = scanner.run(scale(uniform, tensors, two))
-        degrees = None if outputs is None else _degrees(scanner, outputs, Group.SCALING, 2.0)
+        uniform = probed(SCALING, [(scanner.view(left, ()), 1.0), (scanner.view(right, ()), degree)])
+        outputs = scanner.run(move(uniform, scanner.tensors, element_of(SCALING, _number(2.0))))
+        degrees = None if outputs is None else _degrees(scanner, outputs, SCALING, 2.0)
         if degrees is None or (degree > 0) != any(degrees):
             continue
         outs = [(name, power) for name, power in zip(scanner.function.out_names, degrees, strict=True) if power]
         columns = _columns_of_two(scanner, left, right, degree, degrees, alone)
         if columns or not {left, right} & single:
-            return _together(scanner, Group.SCALING, [(left, 1.0), (right, degree), *outs], columns)
+            return _together(scanner, SCALING, [(left, 1.0), (right, degree), *outs], columns)
     return []
 
 
@@ -376,12 +399,18 @@ def _columns_of_two(
     right: str,
     degree: float,
     degrees: Sequence[float],
-    alone: Sequence[ProbedSymmetry],
+    alone: Sequence[Symmetry],
 ) -> list[dict[str, Axis]]:
     """Return the pairs of axes of two inputs that scale together, each with the axes of the outputs that follow."""
     tensors = scanner.tensors
     done = {
-        name: {axis.axis for symmetry in alone for leg in symmetry.inputs if leg.name == name for axis in leg.axes}
+        name: {
+            axis.axis
+            for symmetry in alone
+            for leg in scanner.inputs(symmetry)
+            if leg.view.parameter == name
+            for axis in axes_of(leg.view)
+        }
         for name in (left, right)
     }
     columns: list[dict[str, Axis]] = []
@@ -392,12 +421,11 @@ def _columns_of_two(
             continue
         for axis_left, other in _match_axes(tensors[left].shape[a], tensors[right].shape[b]):
             column = {left: replace(axis_left, axis=a), right: replace(other, axis=b)}
-            legs = (scanner.leg(left, (column[left],)), scanner.leg(right, (column[right],), degree))
-            sizes = (tensors[left].shape[a] // axis_left.every,)
-            powers = scanner.field(sizes, _UP)
-            trial = ProbedSymmetry(group=Group.SCALING, sizes=sizes, legs=legs)
-            after = scanner.run(scale(trial, tensors, powers))
-            along = None if after is None else followers(scanner, Group.SCALING, after, powers, degrees, a)
+            powers = scanner.field((tensors[left].shape[a] // axis_left.every,), _UP)
+            views = (scanner.view(name, (column[name],)) for name in (left, right))
+            trial = probed(SCALING, zip(views, (1.0, degree), strict=True))
+            after = scanner.run(move(trial, tensors, element_of(SCALING, powers)))
+            along = None if after is None else followers(scanner, SCALING, after, powers, degrees, a)
             if along is not None:
                 moving = zip(scanner.function.out_names, along, strict=True)
                 columns.append(column | {out: where for out, where in moving if where is not None})
@@ -405,13 +433,13 @@ def _columns_of_two(
     return columns
 
 
-def _partner_degree(left: str, right: str, alone: Sequence[ProbedSymmetry]) -> float:
+def _partner_degree(scanner: Scanner, left: str, right: str, alone: Sequence[Symmetry]) -> float:
     """Return minus one, or what two inputs' own degrees of homogeneity make it."""
     own: dict[str, float] = {}
     for symmetry in alone:
-        outs = [leg.degree for leg in symmetry.legs if leg.output]
+        outs = [leg.degree for leg in symmetry.legs if leg.view.parameter in scanner.function.out_names]
         if outs:
-            own.setdefault(symmetry.legs[0].name, outs[0])
+            own.setdefault(symmetry.legs[0].view.parameter, outs[0])
     if left in own and right in own:
         return -own[left] / own[right]
     return -1.0
@@ -435,30 +463,30 @@ def _match_axes(size: int, other: int) -> list[tuple[Axis, Axis]]:
     return []
 
 
-def scalings(scanner: Scanner) -> list[ProbedSymmetry]:
+def scalings(scanner: Scanner) -> list[Symmetry]:
     """Return scalings of one input, then of two inputs against each other."""
     names = scanner.function.names
-    alone = [symmetry for name in names for symmetry in _alone(scanner, Group.SCALING, name)]
+    alone = [symmetry for name in names for symmetry in _alone(scanner, SCALING, name)]
     pairs = [(left, right) for index, left in enumerate(names) for right in names[index + 1 :]]
     return alone + [
         symmetry for left, right in pairs if not scanner.late for symmetry in _against(scanner, left, right, alone)
     ]
 
 
-def translations(scanner: Scanner) -> list[ProbedSymmetry]:
+def translations(scanner: Scanner) -> list[Symmetry]:
     """Return shifts of one input, with or without the outputs, and of two inputs of one shape against each other."""
     names = scanner.function.names
-    alone = [symmetry for name in names if not scanner.late for symmetry in _alone(scanner, Group.TRANSLATION, name)]
-    free = [name for name in names if all(symmetry.legs[0].name != name for symmetry in alone)]
+    alone = [symmetry for name in names if not scanner.late for symmetry in _alone(scanner, TRANSLATION, name)]
+    free = [name for name in names if all(symmetry.legs[0].view.parameter != name for symmetry in alone)]
     for index, left in enumerate(free):
         for right in free[index + 1 :]:
             shape = scanner.tensors[left].shape
             if shape != scanner.tensors[right].shape or scanner.late:
                 continue
-            if not (scanner.responds_to(left, Group.TRANSLATION) and scanner.responds_to(right, Group.TRANSLATION)):
+            if not (scanner.responds_to(left, shift=True) and scanner.responds_to(right, shift=True)):
                 continue
             axes = [Axis(axis=axis) for axis in range(len(shape))]
-            legs = (scanner.leg(left, axes), scanner.leg(right, axes, -1.0))
-            both = confirm(scanner, ProbedSymmetry(group=Group.TRANSLATION, sizes=tuple(shape), legs=legs))
+            legs = [(scanner.view(left, axes), 1.0), (scanner.view(right, axes), -1.0)]
+            both = confirm(scanner, probed(TRANSLATION, legs))
             alone += [both] if both is not None else []
     return alone

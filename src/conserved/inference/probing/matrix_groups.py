@@ -1,62 +1,69 @@
-"""The search for groups of matrices: general linear where scalings were found, rotations of pairs, and rotations."""
+"""The search for groups of matrices: general linear where scalings were found, complex scalings, and rotations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, mix
-from conserved.inference.probing.axis_scan import Scanner, measure_move
+from conserved.inference.probing.axis_moves import Axis, axes_of, coordinates_of, probed, view_of
+from conserved.inference.probing.axis_scan import SCALING, Scanner, measure_move
+from conserved.inference.probing.probed_kinds import BlockGeneralLinear, BlockRotation
+from conserved.symmetry import ComplexScaling, Kind, Symmetry
 
 _LARGEST = 1024
 _SMALL = 8
 _ENTRIES = 2**24
 """Matrices of at most this side, and this many entries over all coordinates, are worth an identity."""
 
+_SHEAR, _TURN = ((1.0, 1.0), (0.0, 1.0)), ((0.6, -0.8), (0.8, 0.6))
+"""How two rows are mixed by a general matrix and by a rotation: by small numbers that halves hold almost exactly."""
 
-def mixing_symmetries(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
+
+def mixing_symmetries(scanner: Scanner, symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     """Return the given symmetries and the matrix groups that contain their scalings."""
     result = list(symmetries)
     for symmetry in symmetries:
-        if symmetry.group is Group.SCALING and not scanner.late:
+        if symmetry.kind == SCALING and not scanner.late:
             result += _linear(scanner, symmetry)
     return result + _rotations(scanner, result)
 
 
-def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
-    """Return GL(n) on each coordinate whose scalings hold entry by entry, rotations where they hold for pairs."""
-    result: list[ProbedSymmetry] = []
-    if len(symmetry.legs) < 2 or any(abs(leg.degree) != 1 for leg in symmetry.legs):
+def _linear(scanner: Scanner, symmetry: Symmetry) -> list[Symmetry]:
+    """Return GL(n) on coordinates that scale entry by entry, and complex scalings where they scale by pairs."""
+    result: list[Symmetry] = []
+    if len(symmetry.legs) < 2 or any(abs(degree) != 1 for degree in symmetry.degrees):
         return result
-    for index, size in enumerate(symmetry.sizes):
-        steps = {leg.axes[index].every for leg in symmetry.legs}
-        layouts = {leg.axes[index].tiled for leg in symmetry.legs}
-        if len(steps) > 1 or len(layouts) > 1 or scanner.late:
+    axes = [axes_of(leg.view) for leg in symmetry.legs]
+    sizes = coordinates_of(symmetry.legs[0].view)
+    for index, size in enumerate(sizes):
+        if len({(own[index].every, own[index].tiled) for own in axes}) > 1 or scanner.late:
             continue
-        every = steps.pop()
+        every = axes[0][index].every
         width = size * every
-        others = [number for other, number in enumerate(symmetry.sizes) if other != index]
-        entries = width * width
-        for number in others:
-            entries *= number
-        if every > 2 or width > _LARGEST or entries > _ENTRIES:
+        if every > 2 or width > _LARGEST or width * width * prod(sizes) // size > _ENTRIES:
             continue
-        group = Group.GENERAL_LINEAR if every == 1 else Group.PAIRED
-        legs = tuple(
-            replace(leg, axes=(*leg.axes[:index], *leg.axes[index + 1 :], Axis(axis=leg.axes[index].axis)))
-            for leg in symmetry.legs
-        )
-        pairs = "" if every == 1 else ("halves" if layouts.pop() else "adjacent")
-        wider = ProbedSymmetry(group=group, sizes=(*others, width), legs=legs, pairs=pairs)
-        checked = _confirm(scanner, wider)
+        kind: Kind = BlockGeneralLinear(width) if every == 1 else ComplexScaling()
+        legs = [
+            (
+                view_of(
+                    leg.view.parameter,
+                    leg.view.shape,
+                    (*own[:index], *own[index + 1 :], own[index]),
+                    pairs=every == 2,
+                ),
+                leg.degree,
+            )
+            for leg, own in zip(symmetry.legs, axes, strict=True)
+        ]
+        checked = _confirm(scanner, probed(kind, legs))
         result += [checked] if checked is not None else []
     return result
 
 
-def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
+def _rotations(scanner: Scanner, symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     """Return rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is
     known.
     """
@@ -65,11 +72,11 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
     tensors = scanner.tensors
     names = scanner.function.names
     general = {
-        frozenset(leg.name for leg in symmetry.inputs)
+        frozenset(leg.view.parameter for leg in scanner.inputs(symmetry))
         for symmetry in symmetries
-        if symmetry.group in (Group.GENERAL_LINEAR, Group.PAIRED)
+        if symmetry.kind.rotates
     }
-    result: list[ProbedSymmetry] = []
+    result: list[Symmetry] = []
     groups: list[tuple[str, ...]] = [(name,) for name in names]
     groups += [(left, right) for index, left in enumerate(names) for right in names[index + 1 :]]
     for group in groups:
@@ -78,7 +85,7 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
             continue
         if any(tensors[name].ndim < 2 or tensors[name].shape[-1] != width for name in group):
             continue
-        if not all(scanner.responds_to(name, Group.ROTATION) for name in group):
+        if not all(scanner.responds_to(name) for name in group):
             continue
         for along in (False, True):
             outs = (
@@ -86,71 +93,69 @@ def _rotations(scanner: Scanner, symmetries: Sequence[ProbedSymmetry]) -> list[P
             )
             if along and not outs:
                 continue
-            legs = tuple(scanner.leg(name, (Axis(axis=tensors[name].ndim - 1),)) for name in (*group, *outs))
-            checked = _confirm(scanner, ProbedSymmetry(group=Group.ROTATION, sizes=(width,), legs=legs))
+            checked = _confirm(scanner, _rotation(scanner, [*group, *outs], ()))
             if checked is not None:
                 result.append(_by_batch(scanner, checked))
                 break
     return result
 
 
-def _by_batch(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry:
+def _rotation(scanner: Scanner, names: Sequence[str], batch: Sequence[int]) -> Symmetry:
+    """Return a rotation of the last axis of some tensors, one for every index along the axes `batch`."""
+    shapes = {name: scanner.tensors[name].shape for name in names}
+    width = shapes[names[0]][-1]
+    legs = [
+        (scanner.view(name, [Axis(axis=axis) for axis in (*batch, len(shape) - 1)]), 1)
+        for name, shape in shapes.items()
+    ]
+    return probed(BlockRotation(width), legs)
+
+
+def _by_batch(scanner: Scanner, symmetry: Symmetry) -> Symmetry:
     """Return the rotation chosen again for every index of leading axes that all legs share, where that holds too."""
-    shapes = [scanner.tensors[leg.name].shape for leg in symmetry.legs]
+    shapes = [leg.view.shape for leg in symmetry.legs]
     shared = [axis for axis in range(min(map(len, shapes)) - 1) if len({shape[axis] for shape in shapes}) == 1]
     axes: list[int] = []
+    result = symmetry
     for axis in shared:
-        wider = _with_axes(symmetry, [*axes, axis], shapes[0])
-        entries = 1
-        for size in (*wider.sizes, wider.sizes[-1]):
-            entries *= size
-        if shapes[0][axis] > 1 and entries <= _ENTRIES and _confirm(scanner, wider) is not None:
+        if shapes[0][axis] == 1 or result.n * shapes[0][axis] * shapes[0][-1] > _ENTRIES:
+            continue
+        wider = _confirm(scanner, _rotation(scanner, symmetry.parameters, [*axes, axis]))
+        if wider is not None:
             axes.append(axis)
-    return _with_axes(symmetry, axes, shapes[0])
+            result = wider
+    return result
 
 
-def _with_axes(symmetry: ProbedSymmetry, axes: Sequence[int], shape: Sequence[int]) -> ProbedSymmetry:
-    legs = tuple(replace(leg, axes=(*(Axis(axis=axis) for axis in axes), leg.axes[-1])) for leg in symmetry.legs)
-    return replace(symmetry, legs=legs, sizes=(*(shape[axis] for axis in axes), symmetry.sizes[-1]))
-
-
-def _confirm(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
+def _confirm(scanner: Scanner, symmetry: Symmetry) -> Symmetry | None:
     """Return the symmetry if a few random moves, more where each moves little, leave nothing but noise."""
     errors = []
-    for _ in range(3 if symmetry.sizes[-1] >= _SMALL else 8):
-        matrices = [_matrix(scanner, symmetry) for _ in range(2)]
-        choice = scanner.field(symmetry.sizes[:-1], (0.0, 1.0))
-        degrees = measure_move(scanner, symmetry, mix(symmetry, scanner.tensors, choice, matrices))
-        if degrees is None or not degrees[0]:
+    for _ in range(3 if getattr(symmetry.kind, "width", symmetry.n) >= _SMALL else 8):
+        outcome = measure_move(scanner, symmetry, _element(scanner, symmetry))
+        if outcome is None or not outcome[0]:
             return None
-        errors.append(degrees[1])
-    return replace(symmetry, error=max(errors))
+        errors.append(outcome[1])
+    return scanner.confirmed(symmetry, max(errors))
 
 
-def _matrix(scanner: Scanner, symmetry: ProbedSymmetry) -> tuple[Tensor, Tensor]:
-    """Return a random element of the group that moves every entry, and its inverse transposed, both of small exact
-    numbers.
-    """
-    size, generator = symmetry.sizes[-1], scanner.generator
-    matrix = torch.zeros(size, size, dtype=torch.float64)
-    inverse = torch.zeros(size, size, dtype=torch.float64)
-    if symmetry.group is Group.PAIRED:
-        first = torch.arange(0, size, 2) if symmetry.pairs == "adjacent" else torch.arange(size // 2)
-        second = first + 1 if symmetry.pairs == "adjacent" else first + size // 2
-    else:
-        order = torch.randperm(size, generator=generator)
-        first, second = order[: size // 2], order[size // 2 : 2 * (size // 2)]
-        if size % 2:
-            matrix[order[-1], order[-1]] = inverse[order[-1], order[-1]] = 1.0
-    blocks = {
-        Group.GENERAL_LINEAR: ((1.0, 1.0, 0.0, 1.0), (1.0, 0.0, -1.0, 1.0)),
-        Group.PAIRED: ((1.0, -1.0, 1.0, 1.0), (0.5, -0.5, 0.5, 0.5)),
-        Group.ROTATION: ((0.6, -0.8, 0.8, 0.6), (0.6, -0.8, 0.8, 0.6)),
-    }
-    for target, block in zip((matrix, inverse), blocks[symmetry.group], strict=True):
-        for row, column, value in zip(
-            (first, first, second, second), (first, second, first, second), block, strict=True
-        ):
-            target[row, column] = value
-    device = scanner.outs[0].device
-    return matrix.to(device), inverse.to(device)
+def _element(scanner: Scanner, symmetry: Symmetry) -> Tensor:
+    """Return a random element of the group that moves every entry, made of small exact numbers."""
+    if isinstance(symmetry.kind, ComplexScaling):
+        signs = scanner.field((symmetry.n // 2,), (-1.0, 1.0))
+        return torch.complex(torch.ones_like(signs), signs)
+    assert isinstance(symmetry.kind, BlockGeneralLinear | BlockRotation)
+    block = _TURN if isinstance(symmetry.kind, BlockRotation) else _SHEAR
+    blocks = symmetry.n // symmetry.kind.width
+    pair = torch.stack([_mixing(scanner, symmetry.kind.width, block) for _ in range(2)]).to(scanner.outs[0].device)
+    return pair[scanner.field((blocks,), (0.0, 1.0)).long()]
+
+
+def _mixing(scanner: Scanner, width: int, block: tuple[tuple[float, float], ...]) -> Tensor:
+    """Return a matrix that mixes rows two by two, in a random order."""
+    order = torch.randperm(width, generator=scanner.generator)
+    first, second = order[: width // 2], order[width // 2 : 2 * (width // 2)]
+    matrix = torch.eye(width, dtype=torch.float64)
+    for rows, numbers in zip((first, second), block, strict=True):
+        for columns, number in zip((first, second), numbers, strict=True):
+            matrix[rows, columns] = number
+    return matrix

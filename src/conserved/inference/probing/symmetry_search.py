@@ -8,13 +8,13 @@ bit by bit in any precision. What differs after a move is compared with the nois
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.inference.probing.axis_moves import describe
 from conserved.inference.probing.axis_scan import Scanner, scalings, translations
 from conserved.inference.probing.matrix_groups import mixing_symmetries
 from conserved.inference.probing.noise import measure_output_noise, step_of
@@ -28,6 +28,7 @@ from conserved.inference.probing.numerical_function import (
     repeatable,
 )
 from conserved.output import html
+from conserved.symmetry import Symmetry
 
 __all__ = ["Probe", "probe", "probe_function"]
 
@@ -40,7 +41,9 @@ class Probe:
         function: name of the function.
         inputs: names and shapes of its floating-point inputs.
         outputs: names and shapes of its differentiable outputs.
-        symmetries: the symmetries found, the most informative first for each set of tensors.
+        symmetries: the symmetries found, the most informative first for each set of tensors; their legs are views of
+            inputs and outputs.
+        errors: for each of them, the largest relative change by row of an output that moves along it left.
         passes: forward passes that were needed.
         complete: whether every candidate was tried in the time allowed.
     """
@@ -48,11 +51,12 @@ class Probe:
     function: str
     inputs: dict[str, tuple[int, ...]]
     outputs: dict[str, tuple[int, ...]]
-    symmetries: tuple[ProbedSymmetry, ...]
+    symmetries: tuple[Symmetry, ...]
+    errors: Mapping[Symmetry, float]
     passes: int
     complete: bool
 
-    def of(self, *names: str) -> tuple[ProbedSymmetry, ...]:
+    def of(self, *names: str) -> tuple[Symmetry, ...]:
         """Return the symmetries that move all of some tensors.
 
         Args:
@@ -61,7 +65,7 @@ class Probe:
         Returns:
             The symmetries in which every one of these tensors takes part.
         """
-        return tuple(symmetry for symmetry in self.symmetries if set(names) <= {leg.name for leg in symmetry.legs})
+        return tuple(symmetry for symmetry in self.symmetries if set(names) <= {*symmetry.parameters})
 
     def __repr__(self) -> str:
         return f"<Probe of {self.function}: {len(self.symmetries)} symmetries, {self.passes} forward passes>"
@@ -71,7 +75,11 @@ class Probe:
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {len(self.symmetries)} continuous symmetries, {self.passes} forward passes"]
-        return "\n".join([*lines, *(f"  {symmetry}" for symmetry in self.symmetries)])
+        return "\n".join([*lines, *(f"  {self.describe(symmetry)}" for symmetry in self.symmetries)])
+
+    def describe(self, symmetry: Symmetry) -> str:
+        """Return one of the symmetries as text, such as "translation of v[0, 1, 3] moves out[0, 1, 3]"."""
+        return describe(symmetry, self.outputs)
 
 
 def probe(
@@ -118,6 +126,7 @@ def probe_function(function: NumericalFunction, *, unit: float | None = None, se
         inputs={name: tuple(value.shape) for name, value in zip(function.names, function.values, strict=True)},
         outputs={name: tuple(out.shape) for name, out in zip(function.out_names, outs, strict=True)},
         symmetries=tuple(symmetries),
+        errors=scanner.errors,
         passes=scanner.passes,
         complete=time.monotonic() < scanner.deadline,
     )
