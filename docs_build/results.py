@@ -1146,7 +1146,8 @@ def tolerances() -> str:
     """What rounding explains, by precision, for identities of few and of many entries: from the library's own table."""
     import torch
 
-    from conserved.laws.identities import TOLERANCE, rounding
+    from conserved.laws.identities import rounding
+    from conserved.tolerances import RESIDUAL_TOLERANCE
 
     rows = [
         (
@@ -1154,7 +1155,7 @@ def tolerances() -> str:
             *(number(rounding(precision, entries)) for entries in (16, 4096, 10**6)),
         )
         for precision in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-        if precision in TOLERANCE
+        if precision in RESIDUAL_TOLERANCE
     ]
     return table(("precision of the pass", "16 entries", "4,096", "a million"), rows)
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from conserved import recognize
 from conserved.auditing.diagnosis import Diagnosis, Origin, SuspectIdentities, diagnose
 from conserved.auditing.gradient_peaks import PeakHistory
-from conserved.auditing.noise import SIGMAS, noise_multiples, suspicious
+from conserved.auditing.noise import noise_multiples, suspicious
 from conserved.auditing.reference_comparison import foreign_gradients
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.auditing.replay import Replay
 from conserved.laws.identities import balance_of
 from conserved.moment import Plan
+from conserved.tolerances import SIGMAS
 
 
 class StoredReplay(Replay):

@@ -21,7 +21,7 @@ from conserved.auditing.softmax_gauge import Gauge
 from conserved.inference.cached_laws import cached_laws_of
 from conserved.inference.model_parts import ModelParts, parameters_of
 from conserved.laws import Dropped, LawSet
-from conserved.laws.identities import HALF, Balance, coarsest, rounding
+from conserved.laws.identities import Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
 from conserved.layout import (
     Disagreement,
@@ -39,6 +39,7 @@ from conserved.layout.megatron import is_shared_with_stages
 from conserved.moment import Direction, Point, to_host
 from conserved.rank_agreement import active_agreement
 from conserved.symmetry import Symmetry, Tensors
+from conserved.tolerances import HALF
 
 PrecisionSource = Literal["given", "stored", "bits"]
 """How the precision of a pass is known."""

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from conserved._torch_compat import tree_leaves
-
-HALF = (torch.bfloat16, torch.float16)
+from conserved.tolerances import HALF
 
 _SELECTS = {torch.topk, Tensor.topk}
 """Functions that return the largest entries and their indices."""

@@ -24,20 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.auditing.nearby_weights import nearby_weights
-from conserved.auditing.noise import (
-    SIGMAS,
-    NoiseSample,
-    coherent,
-    difference_sizes,
-    noise_multiples,
-    sample_noise,
-    suspicious,
-)
+from conserved.auditing.noise import NoiseSample, coherent, difference_sizes, noise_multiples, sample_noise, suspicious
 from conserved.auditing.reference_form import PLAIN, PassForm, wide_forms
 from conserved.auditing.replay import SCALE, SCALES, Replay, ReplayError
-from conserved.laws.identities import HALF, balance_of, coarsest
+from conserved.laws.identities import balance_of, coarsest
 from conserved.moment import Direction, Plan, Point, to_host
 from conserved.symmetry import Symmetry, Tensors
+from conserved.tolerances import HALF, SIGMAS
 
 LOGGER = logging.getLogger("conserved.audit")
 

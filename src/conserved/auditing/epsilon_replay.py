@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.diagnosis import MEANING, Diagnosis, Origin, place_of
 from conserved.auditing.epsilon_terms import EpsilonTerms, RightHandSide
-from conserved.auditing.noise import SIGMAS, suspicious
+from conserved.auditing.noise import suspicious
 from conserved.auditing.reference_comparison import common_factor
 from conserved.auditing.reference_form import wide_forms
 from conserved.auditing.replay import SCALE, Replay
-from conserved.laws.identities import HALF, coarsest
+from conserved.laws.identities import coarsest
 from conserved.moment import Direction, Plan, Point, to_host
 from conserved.symmetry import Tensors
+from conserved.tolerances import HALF, SIGMAS
 
 LOGGER = logging.getLogger("conserved.audit")
 

@@ -14,10 +14,10 @@ from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
 from conserved.inference.further_laws.moving_parameters import move_parameters, runs
-from conserved.laws.identities import HALF
 from conserved.layout import has_flat_shards
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
+from conserved.tolerances import HALF
 
 EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""

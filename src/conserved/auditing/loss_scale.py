@@ -25,12 +25,12 @@ from typing import Any
 import torch
 
 from conserved.auditing.call_log import CallLog
-from conserved.auditing.noise import ROOT_MEAN_SQUARE, SIGMAS
 from conserved.auditing.reference_comparison import SEEN, ReferenceComparison
 from conserved.auditing.reference_form import PassForm
 from conserved.auditing.replay import ClosureReplay, ReplayError
 from conserved.plain_data import record_of
 from conserved.symmetry import Tensors
+from conserved.tolerances import ROOT_MEAN_SQUARE, SIGMAS
 from conserved.verdict import Evidence, Status, Verdict
 
 _MOVE = 1e-6

@@ -33,11 +33,12 @@ from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
 from conserved.inference.model_parts import parts_of
 from conserved.laws import Dropped, LawSet
-from conserved.laws.identities import HALF, TOLERANCE, Balance, PendingBalance
+from conserved.laws.identities import Balance, PendingBalance
 from conserved.layout import GivenLayout
 from conserved.layout.replicas import Disagreement
 from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry
+from conserved.tolerances import HALF, RESIDUAL_TOLERANCE
 from conserved.verdict import Evidence, Status, Verdict
 
 LOGGER = logging.getLogger("conserved.audit")
@@ -108,7 +109,7 @@ def audit(
         raise TypeError(
             f"Expected a torch.nn.Module, got {type(model).__name__}. Pass the model whose gradients are audited."
         )
-    if precision is not None and precision not in TOLERANCE:
+    if precision is not None and precision not in RESIDUAL_TOLERANCE:
         raise ValueError(
             f"Expected a floating-point type as precision, got {precision}. Pass torch.bfloat16, for example."
         )

@@ -29,20 +29,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import fdtri
 
-from conserved.laws.identities import HALF, balance_of, rounding
+from conserved.laws.identities import balance_of, rounding
 from conserved.moment import Direction, Magnitudes, Plan, Point, to_host
 from conserved.symmetry import Symmetry, Tensors
-
-SIGMAS = 6.0
-"""Measured noise that an identity may show. One sample of n entries has a relative spread of 1/√(2n): six leaves room
-for identities of few entries. Clean passes reached 5.2 over eight regimes and four sizes (results/audit_noise_h200):
-the margin is small, and was chosen before they were looked at."""
+from conserved.tolerances import HALF, ROOT_MEAN_SQUARE, SIGMAS
 
 _CHANCE = math.erfc(SIGMAS / math.sqrt(2))
 """How often a normal number is further than six deviations from zero: 2e-9."""
-
-ROOT_MEAN_SQUARE = math.sqrt(1 / 6)
-"""Root mean square of the relative error of rounding once, in units of u."""
 
 _OWN = 3.0
 """Roundings of that size on the way from one leg to the other: of the gradient itself, of the activation gradient it is

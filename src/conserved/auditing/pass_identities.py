@@ -20,8 +20,9 @@ from conserved.auditing.explanations import EITHER, EXPLAINED, clipped_at, decay
 from conserved.auditing.law_places import described
 from conserved.auditing.noise import least_factor, linear_bounds, subnormal_bound, unmistakable, wrong_factors
 from conserved.auditing.replay import RecordedPass, Replay
-from conserved.laws.identities import HALF, residual_evidence, status
+from conserved.laws.identities import residual_evidence, status
 from conserved.symmetry import Symmetry, Tensors
+from conserved.tolerances import HALF
 from conserved.verdict import Evidence, Status
 
 _DECIDED = f"{EITHER}; moving the parameters along it leaves the outputs as they are, so it is the backward"

@@ -52,11 +52,11 @@ from torch import Tensor
 from conserved.auditing.call_log import CallLog
 from conserved.auditing.diagnosis import KERNELS
 from conserved.auditing.nearby_weights import difference, rows_of, sample_own_rounding
-from conserved.auditing.noise import ROOT_MEAN_SQUARE, SIGMAS
 from conserved.auditing.reference_form import PassForm
 from conserved.auditing.replay import Replay, ReplayError
 from conserved.plain_data import record_of
 from conserved.symmetry import Tensors
+from conserved.tolerances import ROOT_MEAN_SQUARE, SIGMAS
 from conserved.verdict import Evidence, Status, Verdict
 
 LOGGER = logging.getLogger("conserved.audit")

@@ -29,11 +29,12 @@ from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.boundary import guarded
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
-from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
+from conserved.laws.identities import coarsest, rounding
 from conserved.moment import Direction, Plan, Point, to_host
 from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.symmetry import Translation
+from conserved.tolerances import HALF, RESIDUAL_TOLERANCE
 from conserved.verdict import Evidence, Status, Verdict
 
 LOGGER = logging.getLogger("conserved.audit")
@@ -174,7 +175,7 @@ class Gauge(PrintableResult):
         result = []
         for (precision, entries, _), indices in alike.items():
             used = self.precision or coarsest(precision, torch.float32)
-            share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
+            share = torch.finfo(used).eps / RESIDUAL_TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
             limit = float(rounding(used, entries)) * (_COARSE if used in HALF else _CANCELLED)
             value, scale = np.moveaxis(np.stack([table[index] for index in indices]), -1, 0)
             scale = np.hypot(scale, (scale != 0) * share * largest)

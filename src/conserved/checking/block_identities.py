@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 
 from conserved.checking.gradient_test import GradientTest
-from conserved.checking.identity_tests import COARSE, statement, test_together, tested_symmetries
+from conserved.checking.identity_tests import statement, test_together, tested_symmetries
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.scaled_pass import sampled_pass
 from conserved.symmetry import Symmetry
+from conserved.tolerances import COARSE_UNIT
 
 _BLOCKS = 16
 """Blocks of an axis: each makes a row that is left out four times as visible, for two backward passes."""
@@ -27,7 +28,7 @@ _LONG = 64
 def block_identity_tests(setting: Setting, symmetries: Sequence[Symmetry]) -> Iterator[GradientTest]:
     """Test every identity of many coordinates on blocks of each long axis of the output, in half precision."""
     chosen = [each for each in tested_symmetries(setting, symmetries) if test_together(setting, each) is not None]
-    if setting.noise.unit <= COARSE or not chosen:
+    if setting.noise.unit <= COARSE_UNIT or not chosen:
         return
     first = setting.outs[0]
     for axis, size in enumerate(first.shape):

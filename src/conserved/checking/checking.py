@@ -14,7 +14,7 @@ from conserved.checking.block_identities import block_identity_tests
 from conserved.checking.check_result import Check
 from conserved.checking.directional_tests import directional_tests
 from conserved.checking.form_agreement import agreement_tests, lost_to_rounding
-from conserved.checking.gradient_test import NOISE, ROUNDING, GradientTest, Method
+from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.held_inputs import hold_discrete_inputs
 from conserved.checking.identity_tests import identity_tests
 from conserved.checking.inner_precision import in_inner_precision
@@ -28,7 +28,6 @@ from conserved.checking.rounding_errors import rounding_errors
 from conserved.checking.singular_inputs import move_singular_entries
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
-    UNIT,
     NumericalFunction,
     UncheckableError,
     device_of,
@@ -36,14 +35,12 @@ from conserved.inference.probing.numerical_function import (
     repeatable,
 )
 from conserved.inference.probing.symmetry_search import Probe, probe_function, scanner_of
+from conserved.tolerances import AS_INTENDED, NOISE, ROUNDING, UNIT
 
 __all__ = ["check"]
 
 _RANDOM = 1e-3, 64.0
 """A function counts as random if two equal calls differ by more than this share, and than so many roundings."""
-
-_AS_INTENDED = 4.0
-"""Roundings of the given precision by which the gradient of a more precise form may be off."""
 
 
 def check(
@@ -278,7 +275,7 @@ def _to_rounding(test: GradientTest, unit: float) -> GradientTest:
 
     A backward that rounds to bfloat16 on purpose does so in float64 too; in bfloat16 it is as precise as it can be.
     """
-    allowed = _AS_INTENDED * unit
+    allowed = AS_INTENDED * unit
     # The largest of many entries may be further off than their root mean square.
     entry = test.entry / (ROUNDING * unit) if test.method is Method.RELATION else 0.0
     if test.ok or test.method is Method.PRESENCE or not (test.residual <= allowed and entry <= 1):

@@ -8,15 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import NOISE, Gap, GradientTest, Method, gap_between
+from conserved.checking.gradient_test import Gap, GradientTest, Method, gap_between
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import TENSOR_CORE_UNIT, by_row, wide
+from conserved.tolerances import NOISE, USEFUL_SHARE
 
 Gradients = Sequence[Tensor | None]
-
-_USEFUL = 0.5
-"""A relation that allows more than this share of a gradient tests nothing."""
 
 REFUSALS = (Exception,)
 """Exceptions that a kernel may raise for inputs that it does not support. Any class is possible."""
@@ -60,7 +58,7 @@ def compare(
         # A part that was run alone has no rounding of its own to be measured.
         if gap.worst > 1 and not exactly and right.shape == function.values[index].shape:
             gap = replace(gap, limit=gap.limit + _rounding_of(setting, index))
-            if gap.worst <= 1 and gap.allowed > _USEFUL:
+            if gap.worst <= 1 and gap.allowed > USEFUL_SHARE:
                 continue
         yield _judge(setting, name, what, gap, factor=factor, meaning=meaning)
 

@@ -21,15 +21,10 @@ from conserved.checking.pass_under_test import Setting
 from conserved.checking.reference_form import outputs_agree
 from conserved.checking.scaled_pass import sampled_pass
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, wide
-from conserved.inference.probing.numerical_function import UNIT, Values
+from conserved.inference.probing.numerical_function import Values
+from conserved.tolerances import COARSE_UNIT, UNIT, USEFUL_SHARE_OF_SUMS
 
 _LINE = {torch.float64: 2.0**-22, torch.float32: 2.0**-12, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-_USEFUL = 0.25
-"""A derivative known to worse than this share of itself tests nothing."""
-
-_COARSE = 2.0**-13
-"""The rounding from which on random output gradients see too little: half precision."""
-
 _CLOSE = 0.25
 """A tile whose derivative comes closer to its limit than this may be wrong too; its place is then not named."""
 
@@ -198,7 +193,7 @@ def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name:
         return
     gap = derivative_gap(drawn, setting.gradients, setting.grads, setting.noise.grads, setting.noise.unit)
     yield _judged(setting, direction, gap, precision_name)
-    if setting.noise.unit < _COARSE or line.precision != setting.function.precision:
+    if setting.noise.unit < COARSE_UNIT or line.precision != setting.function.precision:
         return
     gradients, bias = matched_derivatives(drawn, setting.outs, relative=False)
     # Sums of numbers of one sign are rounded in one direction; the noise of another pass does not show that.
@@ -227,7 +222,12 @@ def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: 
 def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> GradientTest | None:
     index = direction.index
     summed = direction.aligned or direction.matched
-    if gap.scale == 0 or not gap.converged or (summed and gap.limit > _USEFUL * gap.scale) or gap.error > 4 * gap.scale:
+    if (
+        gap.scale == 0
+        or not gap.converged
+        or (summed and gap.limit > USEFUL_SHARE_OF_SUMS * gap.scale)
+        or gap.error > 4 * gap.scale
+    ):
         return None
     name = setting.function.names[index]
     test = GradientTest(

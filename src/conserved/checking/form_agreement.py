@@ -25,9 +25,7 @@ from conserved.checking.pass_under_test import Setting
 from conserved.checking.random_rounding import RoundingSpread, rounding_spread
 from conserved.checking.reference_form import FunctionForm
 from conserved.inference.probing.noise import by_row, deviation_of, nearby, rms, step_of, wide
-
-_DEVIATIONS = 14.0
-"""Standard deviations an entry of the mean difference may be off; the deviation is estimated from rows of 16."""
+from conserved.tolerances import NOISE, USEFUL_SHARE
 
 _BLOCK_DEVIATIONS = 4.0
 """The same for the root mean square over a block, which is one deviation if the difference is rounding."""
@@ -46,9 +44,6 @@ _PERSISTENT = 0.8
 _NATURAL = 0.1
 """The share of a gradient's usual size below which two forms may differ where a function is saturated: 1 − tanh² and
 p − p² are then differences of numbers near one, and all that is left is rounding, always in the same direction."""
-
-_USEFUL = 0.5
-"""A comparison that allows more than this share of a gradient's usual size tests nothing."""
 
 _AMPLIFIED = 16.0
 """How many times more than their outputs two functions' gradients may differ: a norm of two entries cancels digits that
@@ -300,7 +295,7 @@ def _tests_of(
     lost = lost_to_rounding(given, index, values, gradients)
     natural = _natural(given, index, gradients)
     tests = [_whole(given, difference, name, description, natural, lost) for difference in repeated]
-    return [test for test in [min(tests, key=lambda test: test.worst)] if tests[0].limit <= _USEFUL]
+    return [test for test in [min(tests, key=lambda test: test.worst)] if tests[0].limit <= USEFUL_SHARE]
 
 
 def _natural(given: Setting, index: int, gradients: Sequence[Tensor]) -> float:
@@ -386,7 +381,7 @@ def _entries(given: Setting, repeated: list[Difference], name: str, description:
 def _entry_limit(difference: Difference) -> Tensor:
     size = by_row(difference.expected.square()).sqrt()
     return (
-        _DEVIATIONS * difference.deviation / _COUNT**0.5
+        NOISE * difference.deviation / _COUNT**0.5
         # A row may vanish by cancellation (attention to one key): its rounding is that of the terms.
         + _BIAS * difference.unit * (size.clamp_min(rms(difference.expected)) + difference.expected.abs())
         + _MOVED * difference.unit * (difference.change + difference.change.square().mean().sqrt())

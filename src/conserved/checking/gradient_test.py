@@ -12,10 +12,8 @@ from torch import Tensor
 from conserved.inference.probing.noise import by_row, wide
 from conserved.laws.identities import status
 from conserved.plain_data import record_of
+from conserved.tolerances import NOISE, ROUNDING
 from conserved.verdict import Status
-
-NOISE, ROUNDING = 14.0, 32.0
-"""How many standard deviations of a gradient's own noise, and roundings of its size, a right gradient may be off."""
 
 
 class Method(StrEnum):

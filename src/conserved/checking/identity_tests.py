@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conserved.checking.gradient_test import NOISE, ROUNDING, Gap, GradientTest, Method
+from conserved.checking.gradient_test import Gap, GradientTest, Method
 from conserved.checking.locating import factor, factor_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.axis_moves import axes_of, coordinates_of
@@ -16,6 +16,7 @@ from conserved.inference.probing.noise import wide
 from conserved.inference.probing.symmetry_search import Probe
 from conserved.moment import Magnitudes, Plan
 from conserved.symmetry import ComplexScaling, Direction, Point, Symmetry
+from conserved.tolerances import COARSE_UNIT, NOISE, ROUNDING
 
 _ENTRIES = {
     "block_general_linear": " (all pairs of entries)",
@@ -29,9 +30,6 @@ _NEAR = 16.0
 
 _FEW = 64
 """Outputs below which the rounding of a function is assumed and not measured (`measure_noise`)."""
-
-COARSE = 2.0**-13
-"""The rounding from which on precision counts as half."""
 
 _MANY, _TOGETHER = 16, 4.0
 """Coordinates from which on their residuals are looked at together, and standard deviations their root mean square may
@@ -112,7 +110,7 @@ def identity_tests(setting: Setting, probed: Probe) -> list[GradientTest]:
     In half precision, a second test takes all coordinates together.
     """
     chosen = tested_symmetries(setting, probed.symmetries)
-    together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE else []
+    together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE_UNIT else []
     return [
         *(_test(setting, symmetry, probed.errors[symmetry]) for symmetry in chosen),
         *(test for test in together if test is not None),

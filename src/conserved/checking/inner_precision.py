@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from conserved._torch_compat import TorchDispatchMode, tree_leaves
-from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
+from conserved.inference.probing.numerical_function import NumericalFunction
+from conserved.tolerances import UNIT
 
 
 class _RecordTypes(TorchDispatchMode):

@@ -22,12 +22,7 @@ from conserved.checking.random_rounding import rounding_spread
 from conserved.checking.reference_form import FunctionForm, outputs_agree
 from conserved.checking.scaled_pass import sampled_pass
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, step_of, wide
-
-_USEFUL = 0.5
-"""A derivative known to worse than this share of itself tests nothing."""
-
-_USEFUL_MATCHED = 0.25
-"""The same for matched output gradients, whose bias is known to about its own size only."""
+from conserved.tolerances import USEFUL_SHARE, USEFUL_SHARE_OF_SUMS
 
 _FINE = 2.0**-20
 """A rounding below which four points can be near each other and random output gradients see enough."""
@@ -215,7 +210,7 @@ class _Pass:
 
     @property
     def useful(self) -> float:
-        return _USEFUL_MATCHED if self.matched else _USEFUL
+        return USEFUL_SHARE_OF_SUMS if self.matched else USEFUL_SHARE
 
     @property
     def finite(self) -> bool:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from conserved.inference.probing.noise import wide
-from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
+from conserved.inference.probing.numerical_function import NumericalFunction
+from conserved.tolerances import COARSE_UNIT, UNIT
 
 STEP = {torch.float64: 2.0**-10, torch.float32: 2.0**-6, torch.float16: 2.0**-4, torch.bfloat16: 2.0**-3}
 """The distance of neighbouring points relative to the direction, by precision."""
@@ -45,9 +46,6 @@ than that are not independent: most of them are equal, and the rest is a whole s
 _LINEAR = 0.25
 """The share of its outputs by which a gradient may predict them to change between the middle and a near point in half
 precision; beyond that a function bends within one spacing of its inputs, as a norm of a constant row does."""
-
-_COARSE = 2.0**-13
-"""Half precision: its spacing is not small against the distance of the points."""
 
 _SHOWN = 2.0
 """Standard deviations of its noise from which on a difference shows truncation. A kink at the middle of the line makes
@@ -193,7 +191,7 @@ def has_derivative(function: NumericalFunction, index: int, seed: int) -> tuple[
         if middle is None:
             continue
         unit = max(UNIT[tensor.dtype] for tensor in (*values, *middle))
-        roundings = _PROPORTIONAL if unit < _COARSE else _PROPORTIONAL_COARSE
+        roundings = _PROPORTIONAL if unit < COARSE_UNIT else _PROPORTIONAL_COARSE
         noise = [roundings * unit * (wide(out).abs() + wide(out).square().mean().sqrt()) for out in middle]
         lines = [
             line_through(
@@ -247,7 +245,7 @@ def _representable(value: Tensor, along: Tensor, step: float) -> Tensor:
 
     Otherwise the two distances differ by rounding of the inputs, which looks like truncation.
     """
-    if UNIT[value.dtype] < _COARSE:
+    if UNIT[value.dtype] < COARSE_UNIT:
         return along
     move = step * along
     largest = (wide(value).abs() + 2 * move.abs()).clamp_min(torch.finfo(value.dtype).tiny)
@@ -325,7 +323,7 @@ def derivative_gap(
         error=error,
         size=size,
         converged=float((near - far).norm()) <= _CONVERGED * float(near.norm()) + 3 * noise
-        and (unit < _COARSE or abs(expected) * line.step <= _LINEAR * reach),
+        and (unit < COARSE_UNIT or abs(expected) * line.step <= _LINEAR * reach),
     )
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from conserved._torch_compat import TorchDispatchMode, tree_leaves
 from conserved.inference.probing.noise import by_row, rms, wide
-from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
+from conserved.inference.probing.numerical_function import NumericalFunction
+from conserved.tolerances import UNIT
 
 _DRAWS = 24
 """Random roundings; a sort or a maximum that is nearly tied is decided otherwise in some of them."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from conserved.checking.inner_precision import inner_precision
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import by_row, measure_noise, rms, wide
-from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
+from conserved.inference.probing.numerical_function import NumericalFunction
+from conserved.tolerances import NOISE, ROUNDING, UNIT
 
 _FINER = {
     torch.bfloat16: (torch.float64, torch.float32),
@@ -28,9 +29,6 @@ _QUIETER = 0.5
 
 _CALM = 2.0**-10
 """The share of the given form's gradient noise below which another form computes in a finer precision throughout."""
-
-_AGREED, _ROUNDED = 14.0, 32.0
-"""Standard deviations and roundings by which the outputs of two forms may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,7 @@ def outputs_agree(setting: Setting, outs: Sequence[Tensor]) -> bool:
         if out.shape != before.shape or not bool(torch.isfinite(out).all()):
             return False
         size = by_row(wide(before).square()).sqrt()
-        limit = _AGREED * deviation + _ROUNDED * setting.noise.unit * (size + wide(before).abs())
+        limit = NOISE * deviation + ROUNDING * setting.noise.unit * (size + wide(before).abs())
         if not bool(((wide(out) - wide(before)).abs() <= limit).all()):
             return False
     return True

@@ -16,6 +16,7 @@ from conserved.checking.part_relations import parts_alone, parts_reordered, sums
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import copy_tensor, reseed
+from conserved.tolerances import AS_INTENDED
 
 _COARSE = 64.0
 """How many times the relative noise of the outputs, times its own sensitivity, the noise of a gradient may be."""
@@ -25,9 +26,6 @@ _LARGEST_RESPONSE = 1e4
 
 _UNTIED = 2.0**-10
 """The share of itself by which an entry moves so that it is equal to no other."""
-
-_AS_INTENDED = 4.0
-"""Roundings of the given form that the gradient of a more precise form may carry."""
 
 _POWERS = {torch.float16: (4, -4), torch.bfloat16: (12, -12), torch.float32: (12, -12), torch.float64: (12, -12)}
 """Powers of two by which output gradients are multiplied, which is exact: loss scaling, and losses that are tiny."""
@@ -105,7 +103,7 @@ def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
         # In a form more precise than the given one, rounding of the given precision is as intended.
         # There the points are so near that a gradient that jumps seems to answer to them without bound.
         response = min(setting.noise.response[index], _LARGEST_RESPONSE if setting.coarsest else float("inf"))
-        limit = max(_COARSE * setting.noise.unit * response, _AS_INTENDED * setting.coarsest)
+        limit = max(_COARSE * setting.noise.unit * response, AS_INTENDED * setting.coarsest)
         # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
         # Inputs of half precision have ties, which every line through them breaks: they are broken before.
         untied = replace(setting.function, values=tuple(_untied(value) for value in setting.function.values))
@@ -116,7 +114,7 @@ def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
         if noise > limit:
             spread = setting.rounding.grads[index]
             explained = rms(spread.expand_as(setting.function.values[index])) / (rms(setting.grads[index]) or 1.0)  # type: ignore[arg-type]
-            if explained > noise / _AS_INTENDED:
+            if explained > noise / AS_INTENDED:
                 yield f"d{name} is rounding of larger terms: how finely it is computed was not tested"
                 continue
         worst = noise / limit

@@ -25,12 +25,8 @@ from conserved.laws.rescaled_identities import norms, reweigh
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry, Tensors, whole
+from conserved.tolerances import RESIDUAL_TOLERANCE
 from conserved.verdict import Evidence, Status
-
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-"""Largest relative residual of an identity on many entries that rounding explains, by precision of the pass."""
-
-HALF = (torch.bfloat16, torch.float16)
 
 _FEW = 6.0
 """Errors of few entries do not average out: of n entries they may be this many times 1/√n larger."""
@@ -62,7 +58,7 @@ def rounding(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.f
 def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
     """Return the relative residual that rounding explains in an identity whose legs have so many entries."""
     least = max(entries, 1) if isinstance(entries, int) else np.maximum(entries, 1)
-    return TOLERANCE[precision] * (1 + _FEW / least**0.5)
+    return RESIDUAL_TOLERANCE[precision] * (1 + _FEW / least**0.5)
 
 
 def coarsest(*precisions: torch.dtype) -> torch.dtype:
@@ -315,7 +311,7 @@ def _least(parameter: str | None, gradients: Tensors) -> float:
     if parameter is None:
         return 1.0
     stored = gradients[parameter].dtype
-    return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
+    return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / RESIDUAL_TOLERANCE[stored]
 
 
 def _norms_of_all(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.laws.identities import TOLERANCE
 from conserved.layout.groups import RankGroup
 from conserved.layout.table import ModelLayout
 from conserved.symmetry.view import local
+from conserved.tolerances import RESIDUAL_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def compare_replicas(
         sizes = every[..., 0].amax(0).clamp_min(1e-300)
         apart = ((every - every[0]).abs().amax(-1) / sizes).cpu()
         for index, (kind, name, tensor) in enumerate(tensors):
-            limit = TOLERANCE.get(tensor.dtype, 0.0)
+            limit = RESIDUAL_TOLERANCE.get(tensor.dtype, 0.0)
             distances = apart[:, index]
             if not bool((distances <= limit).all()):
                 differing.append(

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.laws import Change, Reference
-from conserved.laws.identities import TOLERANCE
 from conserved.symmetry import Symmetry, Tensors
+from conserved.tolerances import RESIDUAL_TOLERANCE
 from conserved.tracking.ledger import LawStack, StepAccount, rounding
 
 
@@ -69,8 +69,8 @@ class Scales:
         for symmetry in chosen:
             stored = [theta[name].dtype for name in symmetry.parameters]
             used = [precision or dtype_ for dtype_ in stored]
-            limits.append(max(TOLERANCE[dtype_] for dtype_ in used))
-            share = max(torch.finfo(dtype_).eps / TOLERANCE[dtype_] for dtype_ in used)
+            limits.append(max(RESIDUAL_TOLERANCE[dtype_] for dtype_ in used))
+            share = max(torch.finfo(dtype_).eps / RESIDUAL_TOLERANCE[dtype_] for dtype_ in used)
             floors.append((1.0 if symmetry.inert else share) if symmetry.kind.linear else 0.0)
         loose = {
             "epsilon": [not symmetry.exact for symmetry in chosen],

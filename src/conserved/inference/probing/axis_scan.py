@@ -15,6 +15,7 @@ from conserved.inference.probing.noise import by_row, rms, wide
 from conserved.inference.probing.numerical_function import NumericalFunction, Values
 from conserved.inference.probing.probed_kinds import RowTranslation
 from conserved.symmetry import Kind, Leg, Scaling, Symmetry, View
+from conserved.tolerances import COARSE_UNIT
 
 SCALING, TRANSLATION = Scaling(), RowTranslation()
 
@@ -27,7 +28,7 @@ _NOISE, _ROUNDING = 10.0, 16.0
 _TYPICAL, _TELLING = 5.0, 8.0
 """Roundings a symmetric move may leave on average; and how many times that a move that is no symmetry must change."""
 
-_DIVISORS, _FEW, _SINGLE = 6, 16, 2.0**-13
+_DIVISORS, _FEW = 6, 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Scanner:
     @property
     def coarse(self) -> bool:
         """A few numbers computed in half precision: only what leaves every bit alone says something."""
-        return self.few and self.unit > _SINGLE
+        return self.few and self.unit > COARSE_UNIT
 
     def responds_to(self, name: str, *, shift: bool = False) -> bool:
         """Return whether the outputs show it when an input is multiplied, or shifted, at random.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.numerical_function import UNIT, NumericalFunction, Values
+from conserved.inference.probing.numerical_function import NumericalFunction, Values
+from conserved.tolerances import UNIT
 
 _STENCIL = (1.0, -4.0, 6.0, -4.0, 1.0)
 _VARIANCE = 70.0

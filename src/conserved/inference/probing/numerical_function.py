@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from conserved._torch_compat import children_of
 from conserved.errors import InvalidInputError
+from conserved.tolerances import UNIT
 
 Values = tuple[Tensor, ...]
-
-UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
-"""Half the distance from one to the next number: the relative error of one rounding, by precision."""
 
 
 class UncheckableError(InvalidInputError, ValueError):

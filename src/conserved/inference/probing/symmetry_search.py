@@ -19,7 +19,6 @@ from conserved.inference.probing.axis_scan import Scanner, scalings, translation
 from conserved.inference.probing.matrix_groups import mixing_symmetries
 from conserved.inference.probing.noise import measure_output_noise, step_of
 from conserved.inference.probing.numerical_function import (
-    UNIT,
     NumericalFunction,
     UncheckableError,
     Values,
@@ -29,6 +28,7 @@ from conserved.inference.probing.numerical_function import (
 )
 from conserved.output import html
 from conserved.symmetry import Symmetry
+from conserved.tolerances import UNIT
 
 __all__ = ["Probe", "probe", "probe_function"]
 

@@ -29,9 +29,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from conserved.symmetry.view import local
+from conserved.tolerances import UPDATE_TOLERANCE
 from conserved.tracking.identities.entry_samples import all_sampled
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.reference_steps import RELATIVE, rule_for
+from conserved.tracking.identities.reference_steps import rule_for
 from conserved.tracking.identities.step_identity import TrainingStep, is_plain, is_shared
 
 BLOCK = 128
@@ -173,7 +174,7 @@ class BlockSums:
         """Return the largest ratio of residual to limit, the index of its block, and the number of blocks above 1."""
         p = sums.tensor
         unit = torch.finfo(p.dtype).eps / 2
-        relative = RELATIVE[p.dtype]
+        relative = UPDATE_TOLERANCE[p.dtype]
         decay = _decay(optimizer, group)
         moved, added = self._sum(direction) * rate, 0.0
         if isinstance(optimizer, SGD) and group["momentum"] and group["nesterov"] and p.grad is not None:
@@ -294,7 +295,7 @@ def _update_of(optimizer: Optimizer) -> DirectionOfStep | None:
 
 def _comparable(p: Tensor, group: Mapping[str, Any]) -> bool:
     """Return whether a tensor steps by the formulas above in this step."""
-    if p.grad is None or not is_plain(p) or not is_plain(p.grad) or is_shared(p) or p.dtype not in RELATIVE:
+    if p.grad is None or not is_plain(p) or not is_plain(p.grad) or is_shared(p) or p.dtype not in UPDATE_TOLERANCE:
         return False
     return local(p).numel() > 0 and not group.get("differentiable", False)
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from conserved.laws.identities import TOLERANCE
 from conserved.layout import layout_of
 from conserved.layout.megatron import carries_attributes
 from conserved.layout.replicas import projections
 from conserved.rank_agreement import several_processes
 from conserved.symmetry.view import local
+from conserved.tolerances import RESIDUAL_TOLERANCE
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints, varies
 from conserved.tracking.identities.rank_exchange import RankExchange
@@ -33,7 +33,7 @@ from conserved.tracking.identities.step_identity import (
 _EVERY_ON_DEVICE = 10
 """Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
 
-_ROUNDING = TOLERANCE[torch.bfloat16]
+_ROUNDING = RESIDUAL_TOLERANCE[torch.bfloat16]
 """Relative difference of gradients that rounding explains in any precision a program may compute in."""
 
 _BUFFER = 1 << 16

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from conserved.laws.identities import TOLERANCE
 from conserved.layout.gradients import gradient_of, owned_ranges
 from conserved.layout.megatron import SharedTableRanks, is_shared_with_stages, shared_table_ranks, stage_ranks
 from conserved.layout.replicas import projections
 from conserved.rank_agreement import several_processes
 from conserved.symmetry.view import local
+from conserved.tolerances import RESIDUAL_TOLERANCE
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.rank_exchange import RankExchange
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
@@ -59,7 +59,7 @@ class SharedTables(StepIdentity):
             if gradient is not None and is_shared_with_stages(parameter):
                 start, end = owned_ranges(step.called, [parameter])[0]
                 self._name, self._sums = name, _additive(gradient, start, end)
-                self._limit = TOLERANCE[gradient.dtype]
+                self._limit = RESIDUAL_TOLERANCE[gradient.dtype]
                 return
 
     def after_step(self, step: TrainingStep) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local, local_as
+from conserved.tolerances import UPDATE_TOLERANCE
 from conserved.tracking.identities.block_sums import BlockSums
 from conserved.tracking.identities.entry_samples import EntrySample, join
 from conserved.tracking.identities.finding import StepFinding, name_tensors
-from conserved.tracking.identities.reference_steps import RELATIVE, GroupEntries, ReferenceRule, rule_for, skips
+from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for, skips
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, is_shared
 
 _SPACINGS = 8.0
@@ -288,7 +289,7 @@ def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: i
         p
         for p in options["params"]
         if is_plain(p)
-        and p.dtype in RELATIVE
+        and p.dtype in UPDATE_TOLERANCE
         and not is_shared(p)
         and local(p).numel()
         and (closure or (p.grad is not None and is_plain(p.grad)))
@@ -401,7 +402,9 @@ def _evidence(sample: EntrySample, before: Tensor, after: Tensor, expected: Tens
     with any. Any update moves a weight that is 0, however small it is.
     """
     eps = torch.tensor([torch.finfo(p.dtype).eps for p in sample.tensors], dtype=torch.float64, device=before.device)
-    relative = torch.tensor([RELATIVE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device)
+    relative = torch.tensor(
+        [UPDATE_TOLERANCE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device
+    )
     wanted, made = expected - before, after - before
     largest = sample.largest(wanted)
     spacing = sample.spread(eps) * torch.maximum(before.abs(), expected.abs())
