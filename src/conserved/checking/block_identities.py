@@ -34,10 +34,10 @@ def block_identity_tests(setting: Setting, symmetries: Sequence[Symmetry]) -> It
     for axis, size in enumerate(first.shape):
         same = all(out.ndim > axis and out.shape[axis] == size for out in setting.outs)
         if size >= _LONG and same:
-            yield from _along(setting, chosen, axis, size)
+            yield from _test_along(setting, chosen, axis, size)
 
 
-def _along(setting: Setting, symmetries: Sequence[Symmetry], axis: int, size: int) -> Iterator[GradientTest]:
+def _test_along(setting: Setting, symmetries: Sequence[Symmetry], axis: int, size: int) -> Iterator[GradientTest]:
     """Yield, for each symmetry, the test of the block that is furthest off."""
     width = -(-size // _BLOCKS)
     worst: dict[int, GradientTest] = {}
@@ -45,7 +45,7 @@ def _along(setting: Setting, symmetries: Sequence[Symmetry], axis: int, size: in
         if setting.late:
             return
         stop = min(start + width, size)
-        part = _masked(setting, axis, start, stop)
+        part = _mask_outputs(setting, axis, start, stop)
         for number, symmetry in enumerate(symmetries):
             test = test_together(part, symmetry)
             if test is not None and (number not in worst or test.worst > worst[number].worst):
@@ -56,7 +56,7 @@ def _along(setting: Setting, symmetries: Sequence[Symmetry], axis: int, size: in
     yield from worst.values()
 
 
-def _masked(setting: Setting, axis: int, start: int, stop: int) -> Setting:
+def _mask_outputs(setting: Setting, axis: int, start: int, stop: int) -> Setting:
     """Return the pass whose output gradient is zero outside a block, with the rounding of that pass."""
     gradients = []
     for gradient in setting.gradients:

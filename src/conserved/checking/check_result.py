@@ -175,7 +175,7 @@ class Check:
         known = counted(len(self.symmetries), "symmetry", "symmetries")
         lines.append(f"  {shown} on {self.device}; {known} of the forward")
         for name in self.suspects or ():
-            lines += self._failed(name)
+            lines += self._describe_failures(name)
         lines.append("  gradient   identities        relations         derivatives          own noise  unseen below")
         for name, tests in self.tested.items():
             cells = [_cell([test for test in tests if test.method is method]) for method in list(Method)[1:]]
@@ -219,11 +219,11 @@ class Check:
             for name, tests in self.tested.items()
         ]
         table = html.table(("gradient", "identities", "relations", "derivatives", "own noise", "unseen below"), rows)
-        failed = [html.preformat("\n".join(self._failed(name))) for name in self.suspects]
+        failed = [html.preformat("\n".join(self._describe_failures(name))) for name in self.suspects]
         notes = [html.paragraph(note, quiet=True) for note in (*self.precision_notes, *self.notes)]
         return html.panel(html.badge(self.verdict), *failed, table, *notes)
 
-    def _failed(self, name: str) -> list[str]:
+    def _describe_failures(self, name: str) -> list[str]:
         every = [test for test in self.failures if name in test.gradients]
         own_tests = list({test.what: test for test in reversed(every)}.values())[::-1]
         located = next((test.where for test in own_tests if "each tile" in test.what), "")

@@ -22,6 +22,7 @@ from conserved.checking.input_regimes import regime_tests
 from conserved.checking.jax_functions import as_tensors, takes_jax_arrays, torch_form
 from conserved.checking.line_derivatives import has_derivative, moves_in_steps
 from conserved.checking.pass_under_test import Setting
+from conserved.checking.presence_tests import presence_tests
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
 from conserved.checking.rounding_errors import rounding_errors
@@ -88,12 +89,12 @@ def check(
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
         compiler = "inductor" if compiled is True else compiled or ""
         chosen = None if grad is None else [grad] if isinstance(grad, Tensor) else list(grad)
-        function = move_singular_entries(hold_discrete_inputs(_repeats(function)))
-        function = _generic(in_inner_precision(function)) if chosen is None else function
-        return _checked(function, seed, start, start + seconds, compiler, chosen)
+        function = move_singular_entries(hold_discrete_inputs(_require_determinism(function)))
+        function = _vary_constant_inputs(in_inner_precision(function)) if chosen is None else function
+        return _run_check(function, seed, start, start + seconds, compiler, chosen)
 
 
-def _repeats(function: NumericalFunction) -> NumericalFunction:
+def _require_determinism(function: NumericalFunction) -> NumericalFunction:
     """Return the function if two calls with one seed agree; raise UncheckableError otherwise."""
     first, second = (function.outputs(function.values) for _ in range(2))
     for first_value, other in zip(first, second, strict=True):
@@ -112,7 +113,7 @@ def _repeats(function: NumericalFunction) -> NumericalFunction:
     return function
 
 
-def _generic(function: NumericalFunction) -> NumericalFunction:
+def _vary_constant_inputs(function: NumericalFunction) -> NumericalFunction:
     """Return the function at inputs none of which is constant.
 
     A backward that forgets a gain of one would pass otherwise.
@@ -192,9 +193,9 @@ class _Suite:
 def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suite:
     """Return identities, relations and gradients of one form, and gradients at inputs of other kinds."""
     function = setting.function
-    scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
+    scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_seconds_left(setting))
     setting = replace(setting, responsive=tuple(scanner.responds_to(name) for name in function.names))
-    probed = probe_function(function, unit=setting.noise.unit, seconds=0.4 * _left(setting))
+    probed = probe_function(function, unit=setting.noise.unit, seconds=0.4 * _seconds_left(setting))
     identities = identity_tests(setting, probed)
     identities += block_identity_tests(setting, probed.symmetries)
     related, skipped = relation_tests(setting)
@@ -239,7 +240,7 @@ def _without_lost_digits(setting: Setting, tests: Sequence[GradientTest]) -> tup
     return retained, notes
 
 
-def _left(setting: Setting) -> float:
+def _seconds_left(setting: Setting) -> float:
     return max(1.0, setting.deadline - time.monotonic())
 
 
@@ -284,12 +285,12 @@ def _to_rounding(test: GradientTest, unit: float) -> GradientTest:
     return replace(test, limit=allowed, worst=worst, smallest=max(test.smallest, allowed), where="", meaning="")
 
 
-def _checked(
+def _run_check(
     function: NumericalFunction, seed: int, start: float, deadline: float, compiler: str, grad: Sequence[Tensor] | None
 ) -> Check:
     gradients = _gradients_of(function, seed) if grad is None else _as_given(function, grad)
     given = replace(_setting(function, gradients, seed, deadline), compiler=compiler)
-    tests, untested = _presence(given)
+    tests, untested = presence_tests(given)
     reference = reference_setting(given)
     suite = _suite(given, given, None) if reference is None else _by_reference(given, *reference)
     tests, vanishing = _without_vanishing(given, [*tests, *suite.tests])
@@ -362,66 +363,6 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
                 f"Expected the gradient of {name} to be finite, got infinities or NaN. Pass a finite one."
             )
     return tuple(gradient.detach().to(out.device, out.dtype) for gradient, out in zip(grad, outs, strict=True))
-
-
-def _presence(setting: Setting) -> tuple[list[GradientTest], dict[str, list[str]]]:
-    """Test that every gradient which arrives is finite, and that a missing one is not needed."""
-    tests: list[GradientTest] = []
-    untested: dict[str, list[str]] = {}
-    for index, name in enumerate(setting.function.names):
-        grad = setting.grads[index]
-        if grad is None:
-            needed = any(has_derivative(setting.function, index, setting.seed) or ())
-            description = "the gradient arrives where the output depends on the input"
-            if needed:
-                meaning = f"{name} changes the output, and its backward returns None: detached, or left out"
-                tests.append(
-                    GradientTest(
-                        gradients=(name,),
-                        method=Method.PRESENCE,
-                        what=description,
-                        residual=1.0,
-                        limit=0.0,
-                        worst=float("inf"),
-                        where="everywhere",
-                        meaning=meaning,
-                    )
-                )
-            else:
-                untested[name] = ["no gradient arrives, and the output does not depend on it"]
-                tests.append(
-                    GradientTest(
-                        gradients=(name,),
-                        method=Method.PRESENCE,
-                        what=description,
-                        residual=0.0,
-                        limit=0.0,
-                        worst=0.0,
-                        sees_factor=True,
-                    )
-                )
-            continue
-        finite = bool(torch.isfinite(grad).all())
-        share = float((~torch.isfinite(grad)).double().mean())
-        tests.append(
-            GradientTest(
-                gradients=(name,),
-                method=Method.PRESENCE,
-                what="the gradient is finite and of its input's precision and shape",
-                residual=share,
-                limit=0.0,
-                worst=0.0 if finite else float("inf"),
-                where="" if finite else _place_of(grad),
-                meaning="" if finite else "a division by zero, an overflow, or memory that was never written",
-            )
-        )
-    return tests, untested
-
-
-def _place_of(grad: Tensor) -> str:
-    from conserved.checking.locating import where
-
-    return where(~torch.isfinite(grad))
 
 
 def _overwrites(setting: Setting) -> list[str]:

@@ -45,7 +45,7 @@ def part_of(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
     return tensor.narrow(axis, start, stop - start).clone(memory_format=torch.contiguous_format)
 
 
-def changed(setting: Setting, index: int, axis: int, start: int, stop: int) -> Values | None:
+def outputs_after_change(setting: Setting, index: int, axis: int, start: int, stop: int) -> Values | None:
     """Return the outputs after the entries of one input from `start` to `stop` have been replaced."""
     values = [value.detach().clone() for value in setting.function.values]
     part = values[index].narrow(axis, start, stop - start)
@@ -64,14 +64,14 @@ def changed(setting: Setting, index: int, axis: int, start: int, stop: int) -> V
     return outputs if all(bool(torch.isfinite(out).all()) for out in outputs) else None
 
 
-def untouched(setting: Setting, left: Tensor, right: Tensor) -> bool:
+def is_untouched(setting: Setting, left: Tensor, right: Tensor) -> bool:
     """Return whether a part of an output is the same bit by bit, or, of a function that never repeats itself, nearly
     so.
     """
-    return torch.equal(left, right) or (not setting.repeats and same(setting, left, right))
+    return torch.equal(left, right) or (not setting.repeats and is_same(setting, left, right))
 
 
-def same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None = None) -> bool:
+def is_same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None = None) -> bool:
     """Return whether an output, or a part of it, is the same up to a rounding or two."""
     gap = (wide(left) - wide(right)).abs()
     size = wide(right).abs()
@@ -93,10 +93,10 @@ def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
                 continue
         out_axes = _other_axes(setting, axis)
         assert out_axes is not None
-        for share in cut_places(setting, size)[:limit]:
+        for share in choose_cuts(setting, size)[:limit]:
             if setting.late:
                 return result
-            cut = _cut(setting, out_axes, size, share)
+            cut = _find_cut(setting, out_axes, size, share)
             if cut is None:
                 break
             if cut not in result:
@@ -117,7 +117,7 @@ def _other_axes(setting: Setting, axis: int) -> tuple[int, ...] | None:
     return tuple(chosen)
 
 
-def cut_places(setting: Setting, size: int) -> list[int]:
+def choose_cuts(setting: Setting, size: int) -> list[int]:
     """Return where to cut an axis: off the boundaries of tiles where it is long."""
     if size < 8:
         return [max(1, size // 2)]
@@ -126,7 +126,7 @@ def cut_places(setting: Setting, size: int) -> list[int]:
     return [index for number, index in enumerate(options) if 0 < index < size and index not in options[:number]]
 
 
-def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
+def _find_cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
     """Return the inputs that can be cut with the outputs near `share`, or None if there are none.
 
     Heads may be shared: an input of as many axes with fewer heads is cut between two groups, and so is all else.
@@ -146,7 +146,7 @@ def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> 
             complete = count == size or grouped
             if count < 2 or not complete or out_cut * count % size:
                 continue
-            later = changed(setting, index, axis, out_cut * count // size, count)
+            later = outputs_after_change(setting, index, axis, out_cut * count // size, count)
             known &= later is not None
             if later is None:
                 continue
@@ -164,13 +164,13 @@ def _follows(
 ) -> Dependence | None:
     for number, (out, before) in enumerate(zip(later, setting.outs, strict=True)):
         along = out_axes[number]
-        if not untouched(setting, out.narrow(along, 0, out_cut), before.narrow(along, 0, out_cut)):
+        if not is_untouched(setting, out.narrow(along, 0, out_cut), before.narrow(along, 0, out_cut)):
             return None
-    if all(untouched(setting, out, before) for out, before in zip(later, setting.outs, strict=True)):
+    if all(is_untouched(setting, out, before) for out, before in zip(later, setting.outs, strict=True)):
         return None
-    earlier = changed(setting, index, axis, 0, cut)
+    earlier = outputs_after_change(setting, index, axis, 0, cut)
     local = earlier is not None and all(
-        untouched(
+        is_untouched(
             setting,
             out.narrow(out_axes[number], out_cut, out.shape[out_axes[number]] - out_cut),
             before.narrow(out_axes[number], out_cut, before.shape[out_axes[number]] - out_cut),

@@ -188,11 +188,11 @@ def _directions(setting: Setting, position: int, *, blocks: bool) -> Iterator[_D
 
 def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Iterator[GradientTest | None]:
     """Test a direction with the output gradient at hand, and in half precision with the one that fits it best."""
-    drawn = _drawn(setting, line, direction)
+    drawn = _draw_derivative(setting, line, direction)
     if drawn is None:
         return
     gap = derivative_gap(drawn, setting.gradients, setting.grads, setting.noise.grads, setting.noise.unit)
-    yield _judged(setting, direction, gap, precision_name)
+    yield _judge_derivative(setting, direction, gap, precision_name)
     if setting.noise.unit < COARSE_UNIT or line.precision != setting.function.precision:
         return
     gradients, bias = matched_derivatives(drawn, setting.outs, relative=False)
@@ -203,23 +203,25 @@ def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name:
     gap = derivative_gap(drawn, gradients, made.grads, made.deviations, setting.noise.unit)
     gap = replace(gap, limit=gap.limit + bias, error=gap.error + bias)
     fitting = replace(direction, name=f"{direction.name}, with the output derivative along its change", matched=True)
-    yield _judged(setting, fitting, gap, precision_name)
+    yield _judge_derivative(setting, fitting, gap, precision_name)
 
 
-def _drawn(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
+def _draw_derivative(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
     moved = [direction.along if number == direction.index else None for number in range(len(line.values))]
     return line_through(setting.function, line.values, moved, line.noise)
 
 
 def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> GradientTest | None:
-    drawn = _drawn(setting, line, direction)
+    drawn = _draw_derivative(setting, line, direction)
     if drawn is None:
         return None
     gap = derivative_gap(drawn, setting.gradients, setting.grads, setting.noise.grads, setting.noise.unit)
-    return _judged(setting, direction, gap, precision_name)
+    return _judge_derivative(setting, direction, gap, precision_name)
 
 
-def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> GradientTest | None:
+def _judge_derivative(
+    setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str
+) -> GradientTest | None:
     index = direction.index
     summed = direction.aligned or direction.matched
     if (

@@ -68,14 +68,14 @@ def in_inner_precision(function: NumericalFunction) -> NumericalFunction:
         return function
     own = [value.dtype for value in function.values]
 
-    def widened(call: Callable[[Sequence[Tensor]], Any]) -> Callable[[Sequence[Tensor]], Any]:
+    def widen(call: Callable[[Sequence[Tensor]], Any]) -> Callable[[Sequence[Tensor]], Any]:
         return lambda values: call([value.to(dtype) for value, dtype in zip(values, own, strict=True)])
 
     note = f"it computes in {str(inner)[6:]} inside, and was checked as a function of {str(inner)[6:]} inputs."
     return replace(
         function,
-        call=widened(function.call),
-        eager=None if function.eager is None else widened(function.eager),
+        call=widen(function.call),
+        eager=None if function.eager is None else widen(function.eager),
         values=tuple(value.to(inner) if UNIT[inner] > UNIT[value.dtype] else value for value in function.values),
         notes=(*function.notes, note),
     )

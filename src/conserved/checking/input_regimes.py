@@ -66,9 +66,9 @@ def regimes(setting: Setting) -> Iterator[Regime]:
         "large": lambda x: 8 * x,
         "tiny": lambda x: 2.0**-8 * x,
         "of all sizes": lambda x: x * torch.exp2(torch.randint(-10, 4, x.shape, generator=generator).to(x)),
-        "sparse": lambda x: _sparse(x, generator),
+        "sparse": lambda x: _make_sparse(x, generator),
         "sorted": lambda x: x.sort(-1).values if x.ndim else x,
-        "one-hot": _one_hot,
+        "one-hot": _make_one_hot,
         "constant": lambda x: x.select(-1, 0).unsqueeze(-1).expand_as(x).contiguous() if x.ndim else x,
         "far from zero": lambda x: x + 8 * rms(x),
         "saturated": lambda x: 24 * x,
@@ -79,8 +79,8 @@ def regimes(setting: Setting) -> Iterator[Regime]:
             yield Regime(name=name, values=changed)
 
 
-def _sparse(x: Tensor, generator: torch.Generator) -> Tensor:
-    """One entry in eight, and the first of each row, so that no row is empty."""
+def _make_sparse(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return one entry in eight, and the first of each row, so that no row is empty; zeros elsewhere."""
     mask = torch.rand(x.shape, generator=generator).to(x.device) < 1 / 8
     if x.ndim:
         mask[..., 0] = True
@@ -88,8 +88,8 @@ def _sparse(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(mask, x, 0.0)
 
 
-def _one_hot(x: Tensor) -> Tensor:
-    """One entry of each row a thousand times the others."""
+def _make_one_hot(x: Tensor) -> Tensor:
+    """Return inputs one entry of each row of which is a thousand times the others."""
     if not x.ndim:
         return x
     first = x.abs().max(-1, keepdim=True).values
@@ -97,7 +97,7 @@ def _one_hot(x: Tensor) -> Tensor:
 
 
 def _output_gradients(outs: Sequence[Tensor], seed: int, unit: float) -> Iterator[tuple[str, list[Tensor]]]:
-    """Output gradients to try: random ones, and random ones over the size of each output.
+    """Yield output gradients to try: random ones, and random ones over the size of each output.
 
     Their significands have four bits, so that 11/8 of them is exact in every precision. An output far below the others
     may be a difference of numbers of their size (a loss where p is near one); in fine precision it counts as large as a
@@ -139,7 +139,7 @@ def regime_tests(
             skipped.append(regime.name)
             continue
         try:
-            made = list(_at(setting, given, form, regime))
+            made = list(_test_regime(setting, given, form, regime))
         except REFUSALS:  # a kernel may refuse inputs in any way it likes
             made = []
         if not made:
@@ -161,7 +161,7 @@ def _inverse_at_given(setting: Setting) -> list[GradientTest]:
         return []
 
 
-def _at(setting: Setting, given: Setting, form: FunctionForm | None, regime: Regime) -> Iterator[GradientTest]:
+def _test_regime(setting: Setting, given: Setting, form: FunctionForm | None, regime: Regime) -> Iterator[GradientTest]:
     function = setting.function
     values = tuple(value.to(like.dtype) for value, like in zip(regime.values, function.values, strict=True))
     outs = function.outputs(values)
@@ -226,36 +226,37 @@ def _gradients_of(
     name: str,
 ) -> Iterator[GradientTest]:
     """Compare gradients along two lines that move every input, and along lines of single inputs where these fail."""
-    passes = [_passed(setting, values, gradients, words) for words, gradients in choices]
+    passes = [_run_pass(setting, values, gradients, words) for words, gradients in choices]
     if setting.noise.unit >= _FINE and _bends_within_a_spacing(setting, values, passes[0]):
         return
     for number in range(2):
         for shorter in _LENGTHS if setting.noise.unit < _FINE else _COARSE_LENGTHS:
             moved = [
-                shorter * _direction(value, setting.seed + 97 * number + index) for index, value in enumerate(values)
+                shorter * _random_direction(value, setting.seed + 97 * number + index)
+                for index, value in enumerate(values)
             ]
             line = line_through(setting.function, values, moved, noise, outs)
             if line is None:
                 continue
-            every = [*passes, *_matched(setting, values, outs, line)]
+            every = [*passes, *_match_output_gradients(setting, values, outs, line)]
             useful = 0
             for each in every:
                 if not each.finite:
                     continue
-                gap = _gap(setting, line, each)
-                if not _tells(gap, each):
+                gap = _gap_of_pass(setting, line, each)
+                if not _is_useful(gap, each):
                     continue
                 useful += 1
                 what = f"derivative along a random direction at {name} inputs{each.words}"
                 if gap.worst <= 1:
-                    yield _tested(tuple(setting.function.names), what, gap)
+                    yield _make_test(tuple(setting.function.names), what, gap)
                     continue
                 if not _persists(setting, values, noise, each, shorter, number):
                     continue
                 if _rounding_explains(setting, values, outs, noise, moved, each):
                     continue
                 blamed = list(_blamed(setting, values, outs, noise, moved, each, what))
-                yield from blamed or [_tested(tuple(setting.function.names), what, gap)]
+                yield from blamed or [_make_test(tuple(setting.function.names), what, gap)]
             if useful == len(every):
                 break
 
@@ -266,7 +267,7 @@ def _bends_within_a_spacing(setting: Setting, values: Sequence[Tensor], first: _
     No two points are near enough then to measure a derivative: a norm of a constant row divides by √ε.
     """
     moved = [
-        (x + torch.sign(_direction(value, setting.seed + index)) * torch.finfo(value.dtype).eps * x.abs()).to(
+        (x + torch.sign(_random_direction(value, setting.seed + index)) * torch.finfo(value.dtype).eps * x.abs()).to(
             value.dtype
         )
         for index, value in enumerate(values)
@@ -298,7 +299,7 @@ def _persists(
     outs = setting.function.outputs(values)
     length = shorter * (_CONFIRMED if setting.noise.unit < _FINE else 1.0)
     seed = setting.seed + 1009 + 97 * number
-    moved = [length * _direction(value, seed + index) for index, value in enumerate(values)]
+    moved = [length * _random_direction(value, seed + index) for index, value in enumerate(values)]
     if setting.noise.unit >= _FINE:
         # Entries stay on their side of zero, where a root or an absolute value has its kink.
         moved = [
@@ -310,11 +311,11 @@ def _persists(
         return False
     if each.matched:
         # Along another line another output gradient shows the change best.
-        each = _matched_pass(setting, values, outs, line, relative=each.relative)
+        each = _make_matched_pass(setting, values, outs, line, relative=each.relative)
     else:
-        each = _passed(setting, values, each.gradients, each.words)
-    gap = _gap(setting, line, each)
-    wrong = each.finite and _tells(gap, each) and gap.worst > 1
+        each = _run_pass(setting, values, each.gradients, each.words)
+    gap = _gap_of_pass(setting, line, each)
+    wrong = each.finite and _is_useful(gap, each) and gap.worst > 1
     return wrong and _derivatives_add_up(setting, values, noise, moved, each, gap)
 
 
@@ -340,8 +341,8 @@ def _rounding_explains(
         deviation if before is None else torch.maximum(before, deviation)
         for before, deviation in zip(each.deviations, spread.grads, strict=True)
     ]
-    gap = _gap(setting, line, replace(each, deviations=deviations))
-    return not _tells(gap, each) or gap.worst <= 1
+    gap = _gap_of_pass(setting, line, replace(each, deviations=deviations))
+    return not _is_useful(gap, each) or gap.worst <= 1
 
 
 def _derivatives_add_up(
@@ -370,7 +371,7 @@ def _derivatives_add_up(
         line = line_through(setting.function, values, parts, noise)
         if line is None:
             return True
-        part = _gap(setting, line, each)
+        part = _gap_of_pass(setting, line, each)
         # A kink along a part shows as an error of its derivative that the whole line does not have.
         if not part.converged or part.error > 4 * gap.error + _KINK * discrepancy:
             return False
@@ -378,33 +379,35 @@ def _derivatives_add_up(
     return abs(total - gap.measured) <= _ADDED * discrepancy
 
 
-def _tells(gap: DerivativeGap, each: _Pass) -> bool:
+def _is_useful(gap: DerivativeGap, each: _Pass) -> bool:
     """Return whether the limit of a derivative is small enough for a test; a limit of NaN never is."""
     return gap.scale > 0 and gap.converged and gap.limit <= each.useful * gap.scale
 
 
-def _gap(setting: Setting, line: Line, each: _Pass) -> DerivativeGap:
+def _gap_of_pass(setting: Setting, line: Line, each: _Pass) -> DerivativeGap:
     gap = derivative_gap(line, each.gradients, each.grads, each.deviations, setting.noise.unit)
     return replace(gap, limit=gap.limit + each.bias, error=gap.error + each.bias)
 
 
-def _matched(setting: Setting, values: Sequence[Tensor], outs: Sequence[Tensor], line: Line) -> Iterator[_Pass]:
-    """Passes from the output gradients that fit a line, where random ones are too coarse."""
+def _match_output_gradients(
+    setting: Setting, values: Sequence[Tensor], outs: Sequence[Tensor], line: Line
+) -> Iterator[_Pass]:
+    """Yield passes from the output gradients that fit a line, where random ones are too coarse."""
     if setting.noise.unit < _FINE:
         return
     for relative in (False, True):
-        yield _matched_pass(setting, values, outs, line, relative=relative)
+        yield _make_matched_pass(setting, values, outs, line, relative=relative)
 
 
-def _matched_pass(
+def _make_matched_pass(
     setting: Setting, values: Sequence[Tensor], outs: Sequence[Tensor], line: Line, *, relative: bool
 ) -> _Pass:
     gradients, bias = matched_derivatives(line, outs, relative=relative)
     words = " and output gradients along its change" + (", relative to the outputs" if relative else "")
-    return replace(_passed(setting, values, gradients, words), bias=bias, matched=True, relative=relative)
+    return replace(_run_pass(setting, values, gradients, words), bias=bias, matched=True, relative=relative)
 
 
-def _passed(setting: Setting, values: Sequence[Tensor], gradients: Sequence[Tensor], words: str) -> _Pass:
+def _run_pass(setting: Setting, values: Sequence[Tensor], gradients: Sequence[Tensor], words: str) -> _Pass:
     made = sampled_pass(setting.function, values, gradients)
     return _Pass(words=words, gradients=gradients, grads=made.grads, deviations=made.deviations)
 
@@ -424,12 +427,12 @@ def _blamed(
         line = line_through(setting.function, values, alone, noise, outs)
         if line is None or each.grads[index] is None:
             continue
-        gap = _gap(setting, line, each)
-        if _tells(gap, each) and gap.worst > 1:
-            yield _tested((input_name,), what, gap)
+        gap = _gap_of_pass(setting, line, each)
+        if _is_useful(gap, each) and gap.worst > 1:
+            yield _make_test((input_name,), what, gap)
 
 
-def _tested(names: tuple[str, ...], what: str, gap: DerivativeGap) -> GradientTest:
+def _make_test(names: tuple[str, ...], what: str, gap: DerivativeGap) -> GradientTest:
     test = GradientTest(
         gradients=names,
         method=Method.DERIVATIVE,
@@ -444,8 +447,8 @@ def _tested(names: tuple[str, ...], what: str, gap: DerivativeGap) -> GradientTe
     return replace(test, where="somewhere", meaning=f"the gradient is wrong for {kind}: a tail, a clamp or a branch")
 
 
-def _direction(value: Tensor, seed: int) -> Tensor:
-    """Random signs, each of the size of its entry or of a part of its row's."""
+def _random_direction(value: Tensor, seed: int) -> Tensor:
+    """Return random signs, each times the size of its entry or a part of the size of its row."""
     x = wide(value)
     generator = torch.Generator(x.device).manual_seed(seed + 211)
     signs = torch.randint(2, x.shape, generator=generator, device=x.device).double() * 2 - 1

@@ -167,7 +167,7 @@ def line_through(
             torch.maximum(spread.expand_as(c), _ROUNDED * UNIT[kind] * c.abs())
             for (_, _, _, _, c, spread), kind in zip(every, kinds, strict=True)
         ),
-        along=tuple(_extrapolated(*parts) for parts in zip(*reached, strict=True)),
+        along=tuple(_extrapolate(*parts) for parts in zip(*reached, strict=True)),
         step=step,
         reach=tuple(torch.stack([p.abs() for p in (p0, p1, p2, p3, c)]).amax(0) for p0, p1, p2, p3, c, _ in every),
     )
@@ -261,7 +261,7 @@ def _outputs(function: NumericalFunction, values: Sequence[Tensor]) -> Sequence[
     return outs if all(bool(torch.isfinite(out).all()) for out in outs) else None
 
 
-def _extrapolated(*reached: Tensor | None) -> Tensor | None:
+def _extrapolate(*reached: Tensor | None) -> Tensor | None:
     """Return the displacement of the extrapolated derivative (4 near − far)/3, as the points were after rounding."""
     if reached[0] is None:
         return None

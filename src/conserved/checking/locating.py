@@ -94,10 +94,10 @@ def factor_meaning(name: str, value: float, shapes: Mapping[str, Sequence[int]])
         if value > 1 or value < 0
         else f"d{name} is {1 / value:.3g} times too small"
     )
-    return times + _named(abs(value), shapes)
+    return times + _name_factor(abs(value), shapes)
 
 
-def _named(value: float, shapes: Mapping[str, Sequence[int]]) -> str:
+def _name_factor(value: float, shapes: Mapping[str, Sequence[int]]) -> str:
     size = max(value, 1 / value)
     sizes = sorted({number for shape in shapes.values() for number in shape if number > 1})
     ratios = {
@@ -141,13 +141,13 @@ def pattern_meaning(
     shape = shapes.get(name, ())
     for axis in range(bad.ndim):
         if bad.ndim == len(shape) > 1 and 1 < bad.shape[axis] <= 256:
-            swapped = _swapped(actual, expected, axis)
+            swapped = _describe_exchange(actual, expected, axis)
             if swapped:
                 return f"entries along axis {axis} of d{name} are in another order ({swapped})"
     return ""
 
 
-def _swapped(actual: Tensor, expected: Tensor, axis: int) -> str:
+def _describe_exchange(actual: Tensor, expected: Tensor, axis: int) -> str:
     """Return whether one tensor is the other with entries along an axis exchanged."""
     left = actual.movedim(axis, 0).flatten(1)
     right = expected.movedim(axis, 0).flatten(1)

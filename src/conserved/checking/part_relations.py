@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conserved.checking.comparing import REFUSALS, Gradients, backward_pass, compare, short
-from conserved.checking.dependence import Cut, part_of, same
+from conserved.checking.dependence import Cut, is_same, part_of
 from conserved.checking.gradient_test import GradientTest
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import rms, wide
@@ -19,8 +19,8 @@ _NEARBY = 2.0**-3
 """The share of its size by which an entry moves to see whether a relation holds at other inputs too."""
 
 
-def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest | str]:
-    """Parts that the forward keeps apart: no gradient flows between them, and one run alone has the same gradient."""
+def test_parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest | str]:
+    """Test parts that the forward keeps apart: no gradient flows between them, and each alone has the same gradient."""
     refused: set[int] = set()
     for cut in cuts:
         if setting.late:
@@ -86,7 +86,7 @@ def _run_alone(
         deviation = setting.noise.outs[number]
         if deviation.shape[cut.out_axes[number]] > 1:
             deviation = deviation.narrow(cut.out_axes[number], 0, cut.out_cuts[number])
-        if not same(setting, out, expected, deviation):
+        if not is_same(setting, out, expected, deviation):
             return
     try:
         alone = function.gradients(values, pieces)[1]
@@ -114,8 +114,8 @@ def _run_alone(
     )
 
 
-def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest | str]:
-    """Parts that do not mix may be put in another order."""
+def test_reordered_parts(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientTest | str]:
+    """Test that gradients follow when parts that do not mix are put in another order."""
     done: set[tuple[int, ...]] = set()
     for cut in cuts:
         whole = all(setting.function.values[part.index].shape[part.axis] == cut.size for part in cut.inputs)
@@ -123,7 +123,7 @@ def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientT
             continue
         done.add(cut.out_axes)
         axes = {part.index: part.axis for part in cut.inputs}
-        yield from _reordered(
+        yield from _test_order(
             setting,
             axes,
             dict(enumerate(cut.out_axes)),
@@ -132,8 +132,11 @@ def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[GradientT
         )
 
 
-def sums_reordered(setting: Setting) -> Iterator[GradientTest | str]:
-    """Entries that are summed over may be put in another order: of one input, or of two together."""
+def test_reordered_sums(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that gradients follow when entries that are summed over are put in another order.
+
+    The order is changed in one input, or in two together.
+    """
     values = setting.function.values
     if sum(out.numel() for out in setting.outs) < _FEW:
         return  # A few numbers stay the same to their own rounding under changes that are no symmetry.
@@ -147,10 +150,10 @@ def sums_reordered(setting: Setting) -> Iterator[GradientTest | str]:
             size = sizes.pop()
             names = " and ".join(setting.function.names[index] for index in group)
             what = f"reordering axis {axis} of {names} together leaves the output, and reorders their gradient"
-            yield from _reordered(setting, dict.fromkeys(group, axis), {}, size, what)
+            yield from _test_order(setting, dict.fromkeys(group, axis), {}, size, what)
 
 
-def _displaced(value: Tensor, seed: int) -> Tensor:
+def _displace(value: Tensor, seed: int) -> Tensor:
     """Return nearby inputs: every entry is moved, and zeros are too."""
     x = wide(value)
     generator = torch.Generator(x.device).manual_seed(seed)
@@ -172,12 +175,12 @@ def _reorders(
         spread = setting.noise.outs[number]
         if number in out_axes and spread.shape[out_axes[number]] > 1:
             spread = spread.index_select(out_axes[number], order)
-        if out.shape != expected.shape or not same(setting, out, expected, spread):
+        if out.shape != expected.shape or not is_same(setting, out, expected, spread):
             return False
     return True
 
 
-def _reordered(
+def _test_order(
     setting: Setting, axes: dict[int, int], out_axes: dict[int, int], size: int, what: str
 ) -> Iterator[GradientTest | str]:
     generator = torch.Generator().manual_seed(setting.seed + size)
@@ -196,7 +199,7 @@ def _reordered(
     if not _reorders(setting, axes, out_axes, order, setting.function.values):
         return
     # At weights that nobody has trained a map may be the identity, which reorders with anything; near them it is not.
-    near = [_displaced(value, setting.seed + size + index) for index, value in enumerate(setting.function.values)]
+    near = [_displace(value, setting.seed + size + index) for index, value in enumerate(setting.function.values)]
     if not _reorders(setting, axes, out_axes, order, near):
         return
     tests = list(_compare_reordered(setting, axes, out_axes, order, what, setting.function.values, setting.grads))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from conserved.checking.comparing import REFUSALS, backward_pass, compare, short
-from conserved.checking.dependence import Cut, cuts_of, same
+from conserved.checking.dependence import Cut, cuts_of, is_same
 from conserved.checking.gradient_test import GradientTest, Method
 from conserved.checking.line_derivatives import has_derivative
-from conserved.checking.part_relations import parts_alone, parts_reordered, sums_reordered
+from conserved.checking.part_relations import test_parts_alone, test_reordered_parts, test_reordered_sums
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import copy_tensor, reseed
@@ -48,22 +48,24 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Grad
     skipped: list[str] = []
     cuts: list[Cut] = []
     in_memory: list[TestedRelation] = [
-        _repeated,
-        _linear,
-        _drawn_later,
-        _transposed_output_gradients,
-        _expanded_output_gradients,
-        _unused_outputs,
+        _test_repetition,
+        _test_linearity,
+        _test_later_draws,
+        _test_transposed_output_gradients,
+        _test_expanded_output_gradients,
+        _test_unused_outputs,
     ]
-    uncompiled: list[TestedRelation] = [_each_alone, _strided_inputs]
+    uncompiled: list[TestedRelation] = [_test_each_gradient_alone, _test_strided_inputs]
     by_parts: list[TestedRelation] = [
-        lambda chosen: parts_alone(chosen, cuts),
-        lambda chosen: parts_reordered(chosen, cuts),
+        lambda chosen: test_parts_alone(chosen, cuts),
+        lambda chosen: test_reordered_parts(chosen, cuts),
     ]
     # A compiled function would be compiled again for every other shape and stride.
-    families = in_memory + ([] if setting.function.eager is not None else uncompiled) + [_accumulated, _compiled]
+    families = (
+        in_memory + ([] if setting.function.eager is not None else uncompiled) + [_test_accumulation, _test_compiled]
+    )
     if not layout:
-        families += [_coarse, _each_output, *by_parts, sums_reordered]
+        families += [_test_noise, _test_each_output, *by_parts, test_reordered_sums]
     for family in families:
         if setting.late:
             skipped.append("relations were cut short: the time allowed was used up")
@@ -82,8 +84,8 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Grad
     return tests, list(dict.fromkeys(skipped))
 
 
-def _repeated(setting: Setting) -> Iterator[GradientTest | str]:
-    """The same pass again gives the same gradients."""
+def _test_repetition(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that the same pass gives the same gradients again."""
     for _ in range(2):
         yield from compare(
             setting,
@@ -94,8 +96,8 @@ def _repeated(setting: Setting) -> Iterator[GradientTest | str]:
         )
 
 
-def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
-    """The gradients are not noisier than the outputs let expect."""
+def _test_noise(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that gradients are no noisier than the noise of the outputs explains."""
     for index, name in enumerate(setting.function.names):
         if setting.grads[index] is None:
             continue
@@ -106,7 +108,7 @@ def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
         limit = max(_COARSE * setting.noise.unit * response, AS_INTENDED * setting.coarsest)
         # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
         # Inputs of half precision have ties, which every line through them breaks: they are broken before.
-        untied = replace(setting.function, values=tuple(_untied(value) for value in setting.function.values))
+        untied = replace(setting.function, values=tuple(_break_ties(value) for value in setting.function.values))
         for seed, function in ((29, setting.function), (31, setting.function), (37, untied)):
             if noise > limit:
                 again = measure_noise(function, setting.gradients, seed=seed, shorter=16.0)
@@ -133,15 +135,15 @@ def _coarse(setting: Setting) -> Iterator[GradientTest | str]:
         )
 
 
-def _untied(value: Tensor) -> Tensor:
+def _break_ties(value: Tensor) -> Tensor:
     """Return the input with every entry moved by another small share of itself, where its precision shows that."""
     generator = torch.Generator(value.device).manual_seed(value.numel())
     share = torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float64) - 0.5
     return (wide(value) * (1 + _UNTIED * share)).to(value.dtype)
 
 
-def _linear(setting: Setting) -> Iterator[GradientTest | str]:
-    """Linear in the output gradient: zero for zero, four times for four times, sums for sums."""
+def _test_linearity(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that gradients are linear in the output gradient: at zero, at four times it, and at a sum of two."""
     zero = backward_pass(setting, gradients=[torch.zeros_like(gradient) for gradient in setting.gradients])
     nothing = [None if grad is None else torch.zeros_like(grad) for grad in setting.grads]
     yield from compare(setting, "a zero output gradient gives a zero gradient", zero, nothing, exactly=True)
@@ -182,8 +184,8 @@ def _linear(setting: Setting) -> Iterator[GradientTest | str]:
     )
 
 
-def _each_output(setting: Setting) -> Iterator[GradientTest | str]:
-    """Every output has its part in the gradients, and the parts add up."""
+def _test_each_output(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that the gradients of the outputs, taken one by one, add up to the gradients of all."""
     if len(setting.gradients) < 2:
         return
     function = setting.function
@@ -199,7 +201,7 @@ def _each_output(setting: Setting) -> Iterator[GradientTest | str]:
             if setting.grads[index] is None:
                 continue
             if grad is None or not bool(grad.any()):
-                yield _ignored(setting, number, index, name, output)
+                yield _test_ignored_output(setting, number, index, name, output)
     sums = [
         None if any(part is None for part in every) else sum(wide(part) for part in every)
         for every in zip(*parts, strict=True)
@@ -207,8 +209,8 @@ def _each_output(setting: Setting) -> Iterator[GradientTest | str]:
     yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
 
 
-def _unused_outputs(setting: Setting) -> Iterator[GradientTest | str]:
-    """An output that nothing uses has a gradient of zero; autograd passes none at all."""
+def _test_unused_outputs(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that an output gradient of None, which autograd passes for an unused output, acts as zeros."""
     names = setting.function.out_names
     if len(names) < 2:
         return
@@ -227,7 +229,7 @@ def _unused_outputs(setting: Setting) -> Iterator[GradientTest | str]:
         )
 
 
-def _ignored(setting: Setting, number: int, index: int, name: str, output: str) -> GradientTest:
+def _test_ignored_output(setting: Setting, number: int, index: int, name: str, output: str) -> GradientTest:
     """Return whether an output that gives an input no gradient has a derivative by it."""
     moves = has_derivative(setting.function, index, setting.seed)
     needed = moves is not None and moves[number]
@@ -243,8 +245,8 @@ def _ignored(setting: Setting, number: int, index: int, name: str, output: str) 
     )
 
 
-def _drawn_later(setting: Setting) -> Iterator[GradientTest | str]:
-    """Random numbers that are drawn between forward and backward do not change the gradient."""
+def _test_later_draws(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that random numbers drawn between forward and backward do not change the gradients."""
     function = setting.function
     leaves = [copy_tensor(value).requires_grad_() for value in function.values]
     with torch.enable_grad():
@@ -266,8 +268,8 @@ def _drawn_later(setting: Setting) -> Iterator[GradientTest | str]:
     )
 
 
-def _transposed_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
-    """An output gradient of other strides is the same output gradient."""
+def _test_transposed_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that gradients do not depend on the strides of the output gradient."""
     if any(gradient.ndim >= 2 for gradient in setting.gradients):
         turned = [
             gradient.transpose(-1, -2).contiguous().transpose(-1, -2) if gradient.ndim >= 2 else gradient
@@ -283,8 +285,8 @@ def _transposed_output_gradients(setting: Setting) -> Iterator[GradientTest | st
         )
 
 
-def _expanded_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
-    """The output gradient of a sum, one number for all entries, is an output gradient."""
+def _test_expanded_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test an expanded output gradient, as the sum of an output passes it: one number for all entries."""
     if any(gradient.ndim for gradient in setting.gradients):
         ones = [
             torch.ones((), device=gradient.device, dtype=gradient.dtype).expand(gradient.shape)
@@ -301,8 +303,8 @@ def _expanded_output_gradients(setting: Setting) -> Iterator[GradientTest | str]
         )
 
 
-def _each_alone(setting: Setting) -> Iterator[GradientTest | str]:
-    """A gradient does not depend on which others are asked for."""
+def _test_each_gradient_alone(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that a gradient does not depend on the other gradients that are computed with it."""
     if len(setting.function.names) < 2:
         return
     for index in range(len(setting.function.names)):
@@ -324,8 +326,8 @@ def _each_alone(setting: Setting) -> Iterator[GradientTest | str]:
         )
 
 
-def _strided_inputs(setting: Setting) -> Iterator[GradientTest | str]:
-    """Inputs of other strides are the same inputs."""
+def _test_strided_inputs(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that gradients do not depend on the strides of the inputs."""
     function = setting.function
     if function.copying or all(value.ndim < 2 for value in function.values):
         return
@@ -364,8 +366,8 @@ def _strided_inputs(setting: Setting) -> Iterator[GradientTest | str]:
         )
 
 
-def _accumulated(setting: Setting) -> Iterator[GradientTest | str]:
-    """Two backward passes into `.grad` add up, and nobody writes into what was there."""
+def _test_accumulation(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that two backward passes add up in `.grad`, and that the first tensor there is not written to."""
     function = setting.function
     if function.copying:
         return
@@ -398,8 +400,8 @@ def _accumulated(setting: Setting) -> Iterator[GradientTest | str]:
     )
 
 
-def _compiled(setting: Setting) -> Iterator[GradientTest | str]:
-    """Under torch.compile the gradients are the same."""
+def _test_compiled(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that gradients under torch.compile are the same."""
     if not setting.compiler:
         return
     try:
@@ -427,6 +429,6 @@ def _compiled(setting: Setting) -> Iterator[GradientTest | str]:
 
 def _same_outputs(setting: Setting, outs: Sequence[Tensor]) -> bool:
     return all(
-        same(setting, out, before, setting.noise.outs[number])
+        is_same(setting, out, before, setting.noise.outs[number])
         for number, (out, before) in enumerate(zip(outs, setting.outs, strict=True))
     )

@@ -23,7 +23,7 @@ _NEARER, _STEEPER = 8.0, 1.5
 
 
 def move_singular_entries(function: NumericalFunction) -> NumericalFunction:
-    """Return the function at inputs whose gradient is finite, where it is infinite because the function's slope is."""
+    """Return the function with entries moved away from points at which its derivative is infinite."""
     outs = function.outputs(function.values)
     _, grads = function.gradients(function.values, [torch.ones_like(out) for out in outs])
     values = list(function.values)
@@ -33,8 +33,10 @@ def move_singular_entries(function: NumericalFunction) -> NumericalFunction:
             continue
         # An infinite slope times a zero, as that of |x| at its kink, is NaN.
         singular = ~torch.isfinite(grad)
-        if _slope(function, index, singular, 1 / _NEARER) > _STEEPER * _slope(function, index, singular, 1.0):
-            values[index] = _displaced(values[index], singular, 1.0)
+        if _difference_quotient(function, index, singular, 1 / _NEARER) > _STEEPER * _difference_quotient(
+            function, index, singular, 1.0
+        ):
+            values[index] = _displace(values[index], singular, 1.0)
             moved.append(function.names[index])
     if not moved:
         return function
@@ -42,17 +44,17 @@ def move_singular_entries(function: NumericalFunction) -> NumericalFunction:
     return replace(function, values=tuple(values), notes=(*function.notes, note))
 
 
-def _displaced(value: Tensor, where: Tensor, share: float) -> Tensor:
+def _displace(value: Tensor, where: Tensor, share: float) -> Tensor:
     """Return the input with some entries moved by a share of the distance."""
     x = wide(value)
     step = torch.where(x == 0, torch.full_like(x, _DISTANCE * (rms(x) or 1.0)), -_DISTANCE * x)
     return torch.where(where, x + share * step, x).to(value.dtype)
 
 
-def _slope(function: NumericalFunction, index: int, where: Tensor, share: float) -> float:
+def _difference_quotient(function: NumericalFunction, index: int, where: Tensor, share: float) -> float:
     """Return how much outputs change over a share of the distance, per distance."""
     values = list(function.values)
-    values[index] = _displaced(values[index], where, share)
+    values[index] = _displace(values[index], where, share)
     try:
         pairs = zip(function.outputs(values), function.outputs(function.values), strict=True)
         change = sum(rms(wide(a) - wide(b)) for a, b in pairs)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from conserved.inference.probing.axis_moves import Axis, axes_of, coordinates_of, probed, view_of
-from conserved.inference.probing.axis_scan import SCALING, Scanner, measure_move
 from conserved.inference.probing.probed_kinds import BlockGeneralLinear, BlockRotation
+from conserved.inference.probing.scanner import SCALING, Scanner, measure_move
 from conserved.symmetry import ComplexScaling, Kind, Symmetry
 
 _LARGEST = 1024

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from conserved.inference.probing.axis_moves import describe
-from conserved.inference.probing.axis_scan import Scanner, scalings, translations
+from conserved.inference.probing.axis_scan import scalings, translations
 from conserved.inference.probing.matrix_groups import mixing_symmetries
 from conserved.inference.probing.noise import measure_output_noise, step_of
 from conserved.inference.probing.numerical_function import (
@@ -26,6 +26,7 @@ from conserved.inference.probing.numerical_function import (
     function_of,
     repeatable,
 )
+from conserved.inference.probing.scanner import Scanner
 from conserved.output import html
 from conserved.symmetry import Symmetry
 from conserved.tolerances import UNIT
