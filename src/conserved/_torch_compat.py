@@ -54,6 +54,7 @@ __all__ = [
     "orthogonalized",
     "parameters_of",
     "preserve_version_counter",
+    "schema_of",
     "storage_key",
     "traced_with_fake_tensors",
     "tree_flatten",
@@ -83,6 +84,11 @@ foreach_div = torch._foreach_div
 def storage_key(tensor: Tensor) -> int:
     """Return a number that tensors share exactly if they share a storage, also where there is no data pointer."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def schema_of(operator: Any) -> Any:
+    """Return the schema of an ATen operator: its name, arguments and results, and which of them it writes to."""
+    return operator._schema
 
 
 def version_of(tensor: Tensor) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves
 
+from conserved._torch_compat import buffers_of, tree_flatten, tree_leaves, version_of
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import Hook, guarded
 from conserved.errors import ConservedError
@@ -314,14 +314,14 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         for buffer in model.buffers()
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
-    buffers_before = [(module, dict(module._buffers)) for module in model.modules()]
+    buffers_before = [(module, dict(buffers_of(module))) for module in model.modules()]
     with preserve_state(model):
         try:
             yield
         finally:
             drawn.restore()
             for module, own in buffers_before:
-                module._buffers.update(own)
+                buffers_of(module).update(own)
             with torch.no_grad():
                 for buffer, value in buffers:
                     # Batch norms write to their statistics without counting a version.
@@ -384,7 +384,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 def _versions(args: Any, kwargs: Any) -> list[int]:
     leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    return [0 if leaf.is_inference() else leaf._version for leaf in leaves]
+    return [version_of(leaf) for leaf in leaves]
 
 
 def _sequence(tensor: Tensor) -> int:

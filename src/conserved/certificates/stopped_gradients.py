@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from conserved import _torch_compat
-from conserved._torch_compat import TorchDispatchMode, storage_key, tree_leaves, tree_map
+from conserved._torch_compat import TorchDispatchMode, schema_of, storage_key, tree_leaves, tree_map
 from conserved.discovery.function import ParameterFunction, without_fused_kernels
 from conserved.discovery.inputs import UnsuitableError
 from conserved.inference.program.gradient_accumulators import has_hooks, held_elsewhere
@@ -66,7 +66,7 @@ class _Marking(TorchDispatchMode):
         stopped = not torch.is_grad_enabled()
         if func is STOP:
             return func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             return self._written(func, args, kwargs, stopped)
         result = func(*args, **kwargs)
         if not stopped and func is not torch.ops.aten.detach.default:
@@ -85,8 +85,8 @@ class _Marking(TorchDispatchMode):
         return marked
 
     def _written(self, func: Any, args: Any, kwargs: Any, stopped: bool) -> Any:
-        names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        given = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+        names = [a.name for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write]
+        given = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
         targets = [given[name] for name in names if isinstance(given.get(name), Tensor)]
         for target in targets:
             home = _home(target)

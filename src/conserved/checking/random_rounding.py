@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved._torch_compat import TorchDispatchMode, tree_leaves
+from conserved._torch_compat import TorchDispatchMode, schema_of, tree_leaves
 from conserved.inference.probing.noise import by_row, rms, wide
 from conserved.inference.probing.numerical_function import NumericalFunction
 from conserved.tolerances import UNIT
@@ -68,7 +68,7 @@ class _RoundAtRandom(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         operands = tree_leaves((args, kwargs))
         floats = [leaf for leaf in operands if isinstance(leaf, Tensor) and leaf.dtype in UNIT]
-        returns = func._schema.returns
+        returns = schema_of(func).returns
         if not floats or any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
             return result
         numbers = [float(leaf) for leaf in operands if isinstance(leaf, int | float)]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved._torch_compat import TorchDispatchMode, storage_key
+from conserved._torch_compat import TorchDispatchMode, schema_of, storage_key
 
 STATISTICS = ("max", "mean")
 
@@ -57,7 +57,7 @@ class _Watch(TorchDispatchMode):
         self.outputs: dict[str, tuple[int, ...]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
+        name = schema_of(func).name
         if name in ("aten::mm", "aten::bmm"):
             self._product(args[0], args[1])
         elif name in ("aten::addmm", "aten::baddbmm"):

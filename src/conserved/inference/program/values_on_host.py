@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved._torch_compat import tree_flatten, tree_map
+from conserved._torch_compat import schema_of, tree_flatten, tree_map
 from conserved.inference.program.captured_program import Operation, ValueRef
 
 COMPUTED = 16_000_000
@@ -38,7 +38,7 @@ def compute_on_host(
     inputs = operation.inputs()
     if sum(tensor.numel() for tensor in results) > COMPUTED or any(constants[value] is None for value in inputs):
         return ()
-    copies = func._schema.is_mutable
+    copies = schema_of(func).is_mutable
 
     def given(leaf: Any) -> Any:
         if isinstance(leaf, ValueRef):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conserved._torch_compat import TorchDispatchMode
+from conserved._torch_compat import TorchDispatchMode, schema_of
 
 NEARLY_ZERO = 1e-200
 """Stands for zero: batch norms refuse an ε of zero, and no sum in float64 sees this one."""
@@ -37,8 +37,8 @@ class WithoutEpsilon(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        argument = _NORM_ARGUMENTS.get(func._schema.name)
-        if argument is None and func._schema.name in _ADDED and len(args) > 1 and self._is_epsilon(args[1]):
+        argument = _NORM_ARGUMENTS.get(schema_of(func).name)
+        if argument is None and schema_of(func).name in _ADDED and len(args) > 1 and self._is_epsilon(args[1]):
             argument = 1
         if argument is not None and argument < len(args):
             args = (*args[:argument], NEARLY_ZERO, *args[argument + 1 :])

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from conserved._torch_compat import version_of
 from conserved.symmetry.view import local
 from conserved.tolerances import UPDATE_TOLERANCE
 from conserved.tracking.identities.entry_samples import all_sampled
@@ -135,7 +136,7 @@ class BlockSums:
             # Every entry of a small model is compared by itself.
             return
         with torch.no_grad(), self._timed(tensors[0]):
-            now = [_Sums(p, self._read(p), p._version) for p in tensors]
+            now = [_Sums(p, self._read(p), version_of(p)) for p in tensors]
             self._before[id(optimizer)] = now
             self._compare_between(step, now, after)
 
@@ -156,7 +157,7 @@ class BlockSums:
                     continue
                 direction, coefficient = update(group, optimizer.state.get(p, {}), p.grad)
                 after = self._read(p)
-                self._after[id(p)] = _Sums(p, after, p._version)
+                self._after[id(p)] = _Sums(p, after, version_of(p))
                 if direction is None or direction.shape != local(p).shape:
                     continue
                 rows.append(self._excess(optimizer, group, sums, after, direction, coefficient))

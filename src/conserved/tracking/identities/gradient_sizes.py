@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from conserved._torch_compat import foreach_norm
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
@@ -74,7 +75,7 @@ class GradientSizes(StepIdentity):
         ]
         if rows:
             names = [name for name, _ in rows]
-            norms = torch._foreach_norm([local(gradient) for _, gradient in rows])
+            norms = foreach_norm([local(gradient) for _, gradient in rows])
             numbers = torch.stack([norm.double().to(norms[0].device) for norm in norms])
             sizes = {name: gradient.numel() for name, gradient in rows}
             self._moving += any(bool(group.get("lr", 1.0)) for group in optimizer.param_groups)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved._torch_compat import version_of
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
 
@@ -47,7 +48,7 @@ class KeptInputs(StepIdentity):
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         if self._steps >= _STEPS or not torch.is_grad_enabled():
             return
-        self._before = [(x, x._version) for x in step.inputs if not x.requires_grad]
+        self._before = [(x, version_of(x)) for x in step.inputs if not x.requires_grad]
         for x, version in self._before:
             source = _source(x)
             known = self._written.get(id(source))
@@ -94,7 +95,7 @@ class KeptInputs(StepIdentity):
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
         before, self._before = self._before, []
-        written = [x for x, version in before if x._version != version]
+        written = [x for x, version in before if version_of(x) != version]
         for x in written:
             source = _source(x)
             self._written[id(source)] = (weakref.ref(source), x._version)
