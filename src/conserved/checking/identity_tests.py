@@ -109,12 +109,14 @@ def identity_tests(setting: Setting, probed: Probe) -> list[GradientTest]:
 
     In half precision, a second test takes all coordinates together.
     """
-    chosen = tested_symmetries(setting, probed.symmetries)
-    together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE_UNIT else []
-    return [
-        *(_test(setting, symmetry, probed.errors[symmetry]) for symmetry in chosen),
-        *(test for test in together if test is not None),
-    ]
+    tests: list[GradientTest] = []
+    together: list[GradientTest | None] = []
+    for symmetry in tested_symmetries(setting, probed.symmetries):
+        terms = terms_of(setting, symmetry)
+        tests.append(_test(setting, symmetry, terms, probed.errors[symmetry]))
+        if setting.noise.unit > COARSE_UNIT:
+            together.append(test_together(setting, symmetry, terms))
+    return [*tests, *(test for test in together if test is not None)]
 
 
 def tested_symmetries(setting: Setting, symmetries: Sequence[Symmetry]) -> list[Symmetry]:
@@ -123,7 +125,7 @@ def tested_symmetries(setting: Setting, symmetries: Sequence[Symmetry]) -> list[
     return [symmetry for symmetry in symmetries if missing.isdisjoint(symmetry.parameters)]
 
 
-def test_together(setting: Setting, symmetry: Symmetry) -> GradientTest | None:
+def test_together(setting: Setting, symmetry: Symmetry, terms: IdentityTerms | None = None) -> GradientTest | None:
     """Return whether the residuals of all coordinates are rounding.
 
     One row left out of a sum moves all of them a little.
@@ -132,7 +134,7 @@ def test_together(setting: Setting, symmetry: Symmetry) -> GradientTest | None:
     """
     if not symmetry.exact or symmetry.kind.rotates or symmetry.identities < _MANY:
         return None
-    terms = terms_of(setting, symmetry)
+    terms = terms_of(setting, symmetry) if terms is None else terms
     total = terms.total
     rounding = sum(part.square() for part in terms.parts) + terms.square / _MANY
     variance = terms.variance + setting.noise.unit**2 * rounding
@@ -181,8 +183,7 @@ def _output_size(setting: Setting, count: int) -> float:
     return float((squares / max(count, 1)) ** 0.5)
 
 
-def _test(setting: Setting, symmetry: Symmetry, error: float) -> GradientTest:
-    terms = terms_of(setting, symmetry)
+def _test(setting: Setting, symmetry: Symmetry, terms: IdentityTerms, error: float) -> GradientTest:
     gap = _gap(setting, symmetry, terms, error)
     bad = gap.ratio > 1
     scale = float(terms.square.sum().sqrt())
