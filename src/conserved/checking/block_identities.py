@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from conserved.checking.gradient_test import GradientTest
-from conserved.checking.identity_tests import statement, test_together, tested_symmetries
+from conserved.checking.identity_tests import is_tested_together, judge_together, statement, terms_of, tested_symmetries
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.scaled_pass import sampled_pass
 from conserved.symmetry import Symmetry
@@ -27,7 +27,7 @@ _LONG = 64
 
 def block_identity_tests(setting: Setting, symmetries: Sequence[Symmetry]) -> Iterator[GradientTest]:
     """Test every identity of many coordinates on blocks of each long axis of the output, in half precision."""
-    chosen = [each for each in tested_symmetries(setting, symmetries) if test_together(setting, each) is not None]
+    chosen = [symmetry for symmetry in tested_symmetries(setting, symmetries) if is_tested_together(symmetry)]
     if setting.noise.unit <= COARSE_UNIT or not chosen:
         return
     first = setting.outs[0]
@@ -47,7 +47,7 @@ def _test_along(setting: Setting, symmetries: Sequence[Symmetry], axis: int, siz
         stop = min(start + width, size)
         part = _mask_outputs(setting, axis, start, stop)
         for number, symmetry in enumerate(symmetries):
-            test = test_together(part, symmetry)
+            test = judge_together(part, symmetry, terms_of(part, symmetry))
             if test is not None and (number not in worst or test.worst > worst[number].worst):
                 identity = statement(symmetry, setting.function.out_names)
                 description = f"{identity}, from {width} of axis {axis} of the output at a time"

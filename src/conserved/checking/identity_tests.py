@@ -115,7 +115,7 @@ def identity_tests(setting: Setting, probed: Probe) -> list[GradientTest]:
         terms = terms_of(setting, symmetry)
         tests.append(_test(setting, symmetry, terms, probed.errors[symmetry]))
         if setting.noise.unit > COARSE_UNIT:
-            together.append(test_together(setting, symmetry, terms))
+            together.append(judge_together(setting, symmetry, terms))
     return [*tests, *(test for test in together if test is not None)]
 
 
@@ -125,16 +125,19 @@ def tested_symmetries(setting: Setting, symmetries: Sequence[Symmetry]) -> list[
     return [symmetry for symmetry in symmetries if missing.isdisjoint(symmetry.parameters)]
 
 
-def test_together(setting: Setting, symmetry: Symmetry, terms: IdentityTerms | None = None) -> GradientTest | None:
-    """Return whether the residuals of all coordinates are rounding.
+def is_tested_together(symmetry: Symmetry) -> bool:
+    """Return whether the residuals of a symmetry are independent and many."""
+    return symmetry.exact and not symmetry.kind.rotates and symmetry.identities >= _MANY
 
-    One row left out of a sum moves all of them a little.
 
-    Rounding of a leg has the measured variance, and its sum may be off by one more rounding in one direction.
+def judge_together(setting: Setting, symmetry: Symmetry, terms: IdentityTerms) -> GradientTest | None:
+    """Return the test of all coordinates together, or None where it says nothing more than the others.
+
+    One row left out of a sum moves all coordinates a little. Rounding of a leg has the measured variance, and its sum
+    may be off by one more rounding in one direction.
     """
-    if not symmetry.exact or symmetry.kind.rotates or symmetry.identities < _MANY:
+    if not is_tested_together(symmetry):
         return None
-    terms = terms_of(setting, symmetry) if terms is None else terms
     total = terms.total
     rounding = sum(part.square() for part in terms.parts) + terms.square / _MANY
     variance = terms.variance + setting.noise.unit**2 * rounding
