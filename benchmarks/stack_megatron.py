@@ -215,6 +215,9 @@ def build(
     *,
     shared: bool = False,
     distributed_optimizer: bool = False,
+    half: bool = False,
+    clip: float = 0.0,
+    settings: dict[str, Any] | None = None,
     plant: Callable[[Any, list[Any]], None] | None = None,
     prepare_chunks: Callable[[list[Any]], None] | None = None,
 ) -> Training:
@@ -222,7 +225,8 @@ def build(
     state = importlib.import_module(CORE + "parallel_state")
     state.destroy_model_parallel()
     state.initialize_model_parallel(**parallel)
-    config = make_config(parallel, options or {})
+    precision: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
+    config = make_config(parallel, (options or {}) | (precision if half else {}))
     torch.manual_seed(0)
     virtual = parallel.get("virtual_pipeline_model_parallel_size")
     numbers: list[int | None] = [None] if virtual is None else list(range(virtual))
@@ -230,14 +234,25 @@ def build(
     if prepare_chunks is not None:
         prepare_chunks(chunks)
     distributed = importlib.import_module(CORE + "distributed")
-    settings = distributed.DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer)
+    if half:
+        # As `get_model` of its training loop does.
+        wrapper = importlib.import_module(CORE + "transformer.module").Float16Module
+        chunks = [wrapper(config, chunk) for chunk in chunks]
+    reduction = distributed.DistributedDataParallelConfig(
+        use_distributed_optimizer=distributed_optimizer, **({"grad_reduce_in_fp32": half} | (settings or {}))
+    )
     models = [
-        distributed.DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
+        distributed.DistributedDataParallel(config, reduction, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
     ]
     optimizers = importlib.import_module(CORE + "optimizer")
     adam = optimizers.OptimizerConfig(
-        optimizer="adam", lr=1e-3, clip_grad=0.0, use_distributed_optimizer=distributed_optimizer
+        optimizer="adam",
+        lr=1e-3,
+        clip_grad=clip,
+        use_distributed_optimizer=distributed_optimizer,
+        bf16=half,
+        params_dtype=torch.bfloat16 if half else torch.float32,
     )
     optimizer = optimizers.get_megatron_optimizer(adam, models)
     config.finalize_model_grads_func = distributed.finalize_model_grads
@@ -639,3 +654,43 @@ register(
     options=_MOE
     | {"sequence_parallel": True, "moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True},
 )
+_MLA = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 4,
+    "v_head_dim": 8,
+    "rope_type": "rope",
+}
+register("DP, bf16", 2, {}, parallel={}, half=True, clip=1.0)
+register("DP, bf16, distributed optimizer", 2, {}, parallel={}, half=True, distributed_optimizer=True, clip=1.0)
+register("TP+SP, bf16", 2, {}, parallel=_TENSOR, options={"sequence_parallel": True}, half=True, clip=1.0)
+register(
+    "DP, distributed optimizer, overlapped reductions",
+    2,
+    {},
+    parallel={},
+    distributed_optimizer=True,
+    clip=1.0,
+    settings={"overlap_grad_reduce": True, "bucket_size": 4096},
+)
+register("DP, averages in the collective", 2, {}, parallel={}, settings={"average_in_collective": False})
+register(
+    "TP, latent attention",
+    2,
+    {"latent projections not reduced": _unmarked("kv_down")},
+    parallel=_TENSOR,
+    options=_MLA,
+)
+register("TP+SP, latent attention", 2, {}, parallel=_TENSOR, options=_MLA | {"sequence_parallel": True})
+register("TP+SP, gains around zero", 2, {}, parallel=_TENSOR, options={"sequence_parallel": True, "qk_layernorm": True})
+register(
+    "EP, distributed optimizer",
+    2,
+    {},
+    parallel={"expert_model_parallel_size": 2},
+    options=_MOE,
+    distributed_optimizer=True,
+)
+register("PP x DP", 4, {"gradients not reduced": _skip_data_parallel}, parallel=_PIPELINE)

@@ -157,6 +157,7 @@ def main() -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["conserved.tracking", "conserved.auditing", *modules])
     rows: dict[str, Any] = saved_rows(given.name, given.out) if given.keep else {}
+    path = save_path(given.name, given.out)
     for name, (world, _) in CONFIGURATIONS.items():
         if name in rows or (given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns)):
             continue
@@ -177,7 +178,7 @@ def main() -> None:
             )
         # After every configuration: a table that is stopped keeps what it has.
         record = {"commit": commit(), "machine": machine(), "steps": STEPS, "configurations": rows}
-        path = save(given.name, record, given.out)
+        save(given.name, record, given.out)
     print(path)
 
 

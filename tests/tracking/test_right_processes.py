@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -89,7 +90,56 @@ def train(
     }
 
 
-RIGHT = {"data parallel": wrapped, "sharded": sharded, "tensor parallel": tensor_parallel}
+class OwnExpert(nn.Module):
+    """Hidden units of which a process has its own; every process computes with its own and all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(100 + dist.get_rank())
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH, bias=False)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        every = differentiable.all_gather(self.norm(x).contiguous())
+        parts = self.down(F.relu(self.up(torch.cat(every))))
+        return x + differentiable.all_reduce(parts).chunk(WORLD)[dist.get_rank()]
+
+
+def with_own_expert() -> nn.Sequential:
+    torch.manual_seed(0)
+    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(first, OwnExpert(), last)
+
+
+OWN = ("1.up.weight", "1.up.bias", "1.down.weight")
+
+
+def sharded_beside_an_expert() -> nn.Module:
+    """The whole loss is the mean over processes, so that gradients of experts, which are sums, are divided."""
+    model = with_own_expert()
+    own = {p for name, p in model.named_parameters() if name in OWN}
+    fully_shard(model, ignored_params=own)
+    for parameter in own:
+        parameter.register_hook(lambda gradient: gradient / WORLD)
+    return model
+
+
+def wrapped_around_an_expert() -> nn.Module:
+    model = with_own_expert()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(OWN))
+    for name, parameter in model.named_parameters():
+        if name in OWN:
+            parameter.register_hook(lambda gradient: gradient / WORLD)
+    return DistributedDataParallel(model)
+
+
+RIGHT = {
+    "data parallel": wrapped,
+    "sharded": sharded,
+    "tensor parallel": tensor_parallel,
+    "sharded beside an expert": sharded_beside_an_expert,
+    "data parallel around an expert": wrapped_around_an_expert,
+}
 
 
 def run_right(rank: int) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.auditing.nearby_weights import nearby_weights
-from conserved.auditing.noise import NoiseSample, coherent, difference_sizes, noise_multiples, sample_noise, suspicious
+from conserved.auditing.noise import (
+    NoiseSample,
+    coherent,
+    difference_sizes,
+    noise_multiples,
+    sample_noise,
+    suspicious,
+    unmistakable,
+)
 from conserved.auditing.reference_form import PLAIN, PassForm, wide_forms
 from conserved.auditing.replay import SCALE, SCALES, Replay, ReplayError
 from conserved.laws.identities import balance_of, coarsest
@@ -66,6 +74,8 @@ MEANING = {
 """Words for each origin."""
 
 _NOT_SAMPLED = "its rounding could not be sampled at nearby weights"
+
+_NOT_WIDENED = "sharded parameters are gathered in their own precision only"
 
 _WHOLE_LEG = "the residual is one factor on a whole side of it, which no bit flip leaves"
 _EVERY_AUDIT = "that in one audit after the other"
@@ -161,9 +171,16 @@ def diagnose(suspects: SuspectIdentities, replay: Replay) -> list[Diagnosis]:
         rest = _drawn_anew(replay, plan, wanted, first, suspects, rest, limits, origins)
     if rest:
         rest, kernel = _mended_by_kernels(holds, rest, limits, origins, trusted)
-    if rest:
+    reason = _NOT_SAMPLED
+    if rest and replay.widens:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
-    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": _NOT_SAMPLED, "evidence": _WHOLE_LEG}
+    elif rest:
+        # What the forward pass rounds is never gross.
+        reason = _NOT_WIDENED
+        for index in rest:
+            if suspects.residuals[index] <= unmistakable(suspects.precision, suspects.symmetries[index]):
+                origins[index] = Origin.UNKNOWN
+    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": reason, "evidence": _WHOLE_LEG}
     words["trusted"] = " and ".join(sorted(trusted))
     words["where"] = place_of(next(iter(wanted.values())))
     return [

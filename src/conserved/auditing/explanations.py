@@ -12,6 +12,7 @@ from torch import Tensor
 from conserved._torch_compat import tree_map_only
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
+from conserved.auditing.replay import is_fully_sharded
 from conserved.inference.derivation import Derivation
 from conserved.inference.further_laws.moving_parameters import move_parameters, runs
 from conserved.layout import has_flat_shards
@@ -94,7 +95,8 @@ def _not_kept(
 ) -> dict[str, tuple[str, ...]]:
     """Return the laws along which a call of the model changes its outputs, and words."""
     result: dict[str, tuple[str, ...]] = {}
-    if not doubted or has_flat_shards(backward.model):
+    if not doubted or has_flat_shards(backward.model) or is_fully_sharded(backward.model):
+        # A forward pass alone, with other tensors as parameters, would leave these modules in a state of their own.
         return result
     theta: dict[str, Tensor] = dict(backward.model.named_parameters())
     if any(value.dtype in HALF for value in theta.values()):

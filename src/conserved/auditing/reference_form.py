@@ -246,6 +246,10 @@ def _returns_input(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
     return any(bool(torch.equal(out.to(value.dtype), value)) for out, value in pairs)
 
 
+_STACKS = ("torch.distributed", "deepspeed")
+"""Packages whose functions return their input and have a backward pass that communicates or marks a place."""
+
+
 @contextmanager
 def _inlined_functions(trusted: set[str] | None = None) -> Iterator[None]:
     """Differentiate the forward pass of autograd functions instead of calling their backward pass.
@@ -262,7 +266,8 @@ def _inlined_functions(trusted: set[str] | None = None) -> Iterator[None]:
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         original = super(below, cls).apply
         inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor) and value.requires_grad]
-        if cls is _RoundAtRandom or not inputs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        apart = cls is _RoundAtRandom or cls.__module__.startswith(_STACKS)
+        if apart or not inputs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return original(*args, **kwargs)
         steps = _Steps()
         versions = [version_of(value) for value in tree_leaves(args) if isinstance(value, Tensor)]

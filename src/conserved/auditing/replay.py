@@ -67,17 +67,31 @@ class Replay(ABC):
             ReplayError: the pass cannot be run again.
         """
         wanted = [*parameters.values()]
-        with state_kept(self.model), torch.enable_grad():
+        sharded = is_fully_sharded(self.model)
+        if form.wide is not None and not self.widens:
+            raise ReplayError("The pass cannot be replayed in higher precision: FSDP2 gathers parameters in their own.")
+        # Before the forward pass: FSDP2 leaves whole parameters in the place of the outermost ones after it.
+        held = [*self.model.parameters(), *wanted] if sharded else []
+        with state_kept(self.model), torch.enable_grad(), _gradients_aside(held):
             outputs, cotangents = self._outputs(form)
             self.runs += 1
             scaled = [cotangent * scale for cotangent in cotangents]
-            if _fully_sharded(self.model):
-                gradients = _gradients_by_accumulation(self.model, outputs, wanted, scaled)
+            if sharded:
+                torch.autograd.backward(outputs, scaled)
+                gradients = [tensor.grad for tensor in wanted]
             else:
                 gradients = [*torch.autograd.grad(outputs, wanted, scaled, allow_unused=True)]
         zeros = (torch.zeros_like(p) if g is None else g.detach() for p, g in zip(wanted, gradients, strict=True))
         with torch.no_grad():
             return {name: g if scale == 1 else g.div_(scale) for name, g in zip(parameters, zeros, strict=True)}
+
+    @property
+    def widens(self) -> bool:
+        """Whether the pass can run in higher precision.
+
+        FSDP2 resizes the memory of the tensors that it gathers into, which a wider copy of them does not survive.
+        """
+        return not is_fully_sharded(self.model)
 
     @abstractmethod
     def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
@@ -191,7 +205,7 @@ class RecordedPass(Replay):
             return self._refused
         if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
             return "batch norms synchronise over processes"
-        if any(_own_hooks(parameter) for parameter in self.model.parameters()) and _fully_sharded(self.model):
+        if any(_own_hooks(parameter) for parameter in self.model.parameters()) and is_fully_sharded(self.model):
             return "hooks that run after gradients are accumulated would run again"
         return ""
 
@@ -334,7 +348,7 @@ def alone() -> bool:
     return not several_processes()
 
 
-def _fully_sharded(model: nn.Module) -> bool:
+def is_fully_sharded(model: nn.Module) -> bool:
     """Return whether FSDP2 gathers parameters for the pass, so that gradients arrive in `.grad` and nowhere else."""
     if not torch.distributed.is_available():
         return False
@@ -349,16 +363,14 @@ def _own_hooks(parameter: Tensor) -> bool:
     return any(not isinstance(hook, Hook) for hook in hooks.values())
 
 
-def _gradients_by_accumulation(
-    model: nn.Module, outputs: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return the gradients that a backward pass accumulates, then restore the previous `.grad` of every parameter."""
-    saved = [(parameter, parameter.grad) for parameter in model.parameters()]
+@contextmanager
+def _gradients_aside(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Clear the gradients of parameters within the block, and put them back at its end."""
+    saved = [(parameter, parameter.grad) for parameter in parameters]
     try:
-        for parameter, _ in saved:
+        for parameter in parameters:
             parameter.grad = None
-        torch.autograd.backward(outputs, cotangents)
-        return [tensor.grad for tensor in wanted]
+        yield
     finally:
         for parameter, gradient in saved:
             parameter.grad = gradient

@@ -21,7 +21,6 @@ from conserved.inference.validation.program_check import ProgramRun
 from conserved.laws.renaming import wrapped_module
 from conserved.laws.shared_memory import shared_among
 from conserved.layout import named_parameters_of
-from conserved.layout.deepspeed import is_partitioned
 
 Inputs = tuple[Any, Any]
 """Positional and keyword arguments of a call."""
@@ -79,11 +78,6 @@ def _module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
-    if is_partitioned(parameters.values()):
-        raise NotImplementedError(
-            "ZeRO-3 of DeepSpeed cuts parameters where modules cannot run without all processes. Dump weights and "
-            "gradients and run `conserved audit --gradients`"
-        )
     inner, prefix = unwrap(model)
     if runs_on_several(inner) or any(map(is_sharded, parameters.values())):
         # Also where a loop distributes parameters by itself: what is followed is given tensors of its own.

@@ -1,8 +1,9 @@
-"""Parameters of which every process holds a range of the flattened entries, as FSDP1 keeps them.
+"""Parameters of which every process holds a range of the flattened entries, as FSDP1 and ZeRO-3 keep them.
 
 `FullyShardedDataParallel` joins the parameters of a unit in one flat tensor and cuts that without regard to shapes.
-Its modules keep pieces of the flat tensor or nothing at all, without a shape that laws could speak of. Here each
-parameter gets a `FlatShard` with its own name and shape, which gathers itself as a DTensor does.
+Its modules keep pieces of the flat tensor or nothing at all, without a shape that laws could speak of. ZeRO-3 of
+DeepSpeed empties parameters between calls. Here each parameter gets a `FlatShard` with its own name and shape, which
+gathers itself as a DTensor does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved._torch_compat import FSDP1_CHILD, FSDP1_FLAT, FlatUnit, children_of, flat_units, tree_map_only
+from conserved.layout.deepspeed import PartitionedParameter, is_partitioned, partitioned_parameters
 from conserved.layout.groups import RankGroup
 from conserved.layout.table import ParameterLayout
 
@@ -119,8 +121,8 @@ _SHARDS: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], dict[_Attribute, Fl
 
 
 def has_flat_shards(model: nn.Module) -> bool:
-    """Return whether parts of a model are sharded by FSDP1, which leaves its parameters no shapes of their own."""
-    return any(FSDP1_CHILD in children_of(module) for module in model.modules())
+    """Return whether FSDP1 or ZeRO-3 sharded parts of a model, which leaves its parameters no shapes of their own."""
+    return any(FSDP1_CHILD in children_of(module) for module in model.modules()) or is_partitioned(model.parameters())
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -136,9 +138,10 @@ def processes_of(tensor: Any) -> int:
 
 
 def flat_shards(model: nn.Module) -> dict[_Attribute, FlatShard]:
-    """Return the parameters that FSDP1 keeps flat, by where they were; the same objects as long as it keeps those."""
+    """Return the parameters that are kept flat, by where they were; the same objects as long as these are kept."""
     units = flat_units(model)
-    state = tuple(id(unit.flat) for unit in units)
+    partitioned = [*partitioned_parameters(model)]
+    state = (*(id(unit.flat) for unit in units), *(id(item.parameter) for item in partitioned))
     known = _SHARDS.get(model)
     if known is not None and known[0] == state:
         return known[1]
@@ -147,6 +150,11 @@ def flat_shards(model: nn.Module) -> dict[_Attribute, FlatShard]:
         shards |= {(id(module), attribute): shard for (module, attribute), shard in _shards_of(unit)}
         for module, attribute, first, name in unit.tied:
             shards[id(module), attribute] = shards[id(first), name]
+    made: dict[int, FlatShard] = {}
+    for item in partitioned:
+        if id(item.parameter) not in made:
+            made[id(item.parameter)] = _shard_of(item)
+        shards[id(item.module), item.attribute] = made[id(item.parameter)]
     _SHARDS[model] = (state, shards)
     return shards
 
@@ -157,7 +165,7 @@ def forget_flat_shards(model: nn.Module) -> None:
 
 
 def named_parameters_of(model: nn.Module) -> dict[str, Any]:
-    """Return every parameter once, by its name; those that FSDP1 keeps flat under the names that they had before."""
+    """Return every parameter once, by its name; those that are kept flat under the names that they had before."""
     if not has_flat_shards(model):
         return dict(model.named_parameters())
     owned: dict[int, dict[str, FlatShard]] = {}
@@ -198,6 +206,22 @@ def _shards_of(unit: FlatUnit) -> Iterator[tuple[tuple[nn.Module, str], FlatShar
         )
         shard.requires_grad_(original.requires_grad)
         yield (module, attribute), shard
+
+
+def _shard_of(item: PartitionedParameter) -> FlatShard:
+    """Return a parameter that ZeRO-3 cut."""
+    shard = FlatShard(
+        item.parameter.ds_shape,
+        item.parameter.dtype,
+        item.parameter.ds_tensor.device,
+        piece=item.piece,
+        gradient=item.gradient,
+        counts=item.counts(),
+        group=RankGroup.of("shard", item.group),
+        replicas=None,
+    )
+    shard.requires_grad_(item.parameter.requires_grad)
+    return shard
 
 
 def _reader(unit: FlatUnit, first: int, last: int) -> Callable[[], Tensor | None]:

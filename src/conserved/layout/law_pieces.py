@@ -72,7 +72,7 @@ class LawAssembly:
         laws: list[Symmetry] = []
         for given in symmetries:
             symmetry = given.polarised
-            over = {} if layout.gathered.intersection(symmetry.parameters) else _sums(symmetry, layout, layout.spread)
+            over = _sums(symmetry, layout, layout.spread)
             legs = [*symmetry.legs]
             for index, groups in over.items():
                 leg = symmetry.legs[index]
@@ -150,7 +150,13 @@ def _sums(symmetry: Symmetry, layout: ModelLayout, groups: Sequence[RankGroup]) 
     """
     over: dict[int, list[RankGroup]] = {}
     for group in groups:
-        roles = [_role(symmetry.kind, leg, layout[leg.view.parameter], group) for leg in symmetry.legs]
+        # What gathers itself is whole on every process.
+        roles: list[Role] = [
+            "same"
+            if leg.view.parameter in layout.gathered
+            else _role(symmetry.kind, leg, layout[leg.view.parameter], group)
+            for leg in symmetry.legs
+        ]
         if all(role == "own" for role in roles) or all(role == "same" for role in roles):
             continue
         for index, role in enumerate(roles):

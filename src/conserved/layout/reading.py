@@ -27,7 +27,7 @@ def layout_of(
     Args:
         model: the model, inside its wrappers or with them.
         given: a layout by hand, by patterns of names; see `given_layout`.
-        held: how processes hold parameters, as their values say: "replica", "piece" or "constant".
+        holdings: how processes hold parameters, as their values say: "replica", "piece" or "constant".
 
     Returns:
         The table; empty outside a distributed run.
@@ -49,7 +49,7 @@ def layout_of(
     table |= placed
     if holdings and world is not None:
         roles = {"replica": plain, "piece": ParameterLayout(own=(world,)), "constant": ParameterLayout()}
-        table |= {name: roles[word] for name, word in holdings.items()}
+        table |= {name: roles[word] for name, word in holdings.items() if name not in placed}
     by_hand = given_layout([*parameters], given) if given else {}
     table |= by_hand
     return ModelLayout(

@@ -20,13 +20,14 @@ from conserved.inference.processes.gathered_rows import runs_over
 from conserved.inference.processes.shared_values import Holding, holdings
 from conserved.inference.typing import Typing
 from conserved.laws import Dropped, LawSet
+from conserved.layout import named_parameters_of
 from conserved.symmetry import Symmetry
 
 SPREAD = "it is an identity of sums over several processes, and which parameters are in pieces is not known"
 """Why a law is not tested by one process."""
 
-_LAYOUT_ATTRIBUTES = ("tensor_model_parallel", "partition_dim", "full_tensor")
-"""Attributes by which a stack tells which parameters are in pieces."""
+_LAYOUT_ATTRIBUTES = ("tensor_model_parallel", "partition_dim")
+"""Attributes by which a stack tells which parameters are in pieces, if some parameter has them."""
 
 
 def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[str, Holding]]:
@@ -47,7 +48,9 @@ def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[st
     derivation = laws.derivation
     if not isinstance(derivation, Derivation) or not derivation.typing.program.communicates:
         return laws, {}
-    if any(hasattr(p, name) for p in model.parameters() for name in _LAYOUT_ATTRIBUTES):
+    named = named_parameters_of(model)
+    marked = any(hasattr(p, name) for p in named.values() for name in _LAYOUT_ATTRIBUTES)
+    if marked or all(hasattr(p, "full_tensor") for p in named.values()):
         return laws, {}
     arrays = [item.reshape(-1) for several in derivation.typing.assumed.values() for item in several]
     exchanged = np.unique(np.abs(np.concatenate(arrays))) if arrays else np.zeros(0, dtype=np.int64)

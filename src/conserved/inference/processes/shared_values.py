@@ -2,6 +2,7 @@
 
 Parameters that are in pieces have other values on every process. A parameter whose entries differ among each other and
 which is the same on all processes is replicated. Of a tensor of equal entries, as a gain of ones, values say nothing.
+A tensor that all processes gather together, as those of FSDP2, is whole on each of them.
 """
 
 from __future__ import annotations
@@ -41,12 +42,16 @@ def holdings(model: nn.Module) -> dict[str, Holding] | None:
         # Of other processes there are only stand-ins, with no store between them.
         return None
     named = dict(model.named_parameters())
-    if any(type(p.data) is not Tensor or p.is_meta for p in named.values()):
+    gathered = {name for name, p in named.items() if _is_gathered_by_all(p)}
+    if any(type(p.data) is not Tensor or p.is_meta for name, p in named.items() if name not in gathered):
         return None
     # Private to torch, tried on 2.13; there is no public way to the store of the default group.
     store: Any = dist.distributed_c10d._get_default_store()
     key = f"conserved/holdings/{next(_SERIAL)}"
-    own = [(name, [*p.shape], _digest(p), _varies(p)) for name, p in named.items()]
+    own = [
+        (name, [*p.shape], "gathered", True) if name in gathered else (name, [*p.shape], _digest(p), _varies(p))
+        for name, p in named.items()
+    ]
     store.set(f"{key}/{dist.get_rank()}", json.dumps(own))
     others = [f"{key}/{rank}" for rank in range(dist.get_world_size())]
     until = time.monotonic() + WAIT
@@ -67,6 +72,11 @@ def holdings(model: nn.Module) -> dict[str, Holding] | None:
         else:
             return None
     return result
+
+
+def _is_gathered_by_all(tensor: Any) -> bool:
+    mesh = getattr(tensor, "device_mesh", None)
+    return mesh is not None and mesh.size() == dist.get_world_size()
 
 
 def _digest(tensor: Tensor) -> str:

@@ -58,7 +58,7 @@ def runs_on_several(model: nn.Module) -> bool:
         _first_class(type(module)) is not type(module)
         or FSDP1_CHILD in children_of(module)
         or "_hf_hook" in vars(module)
-        or any(_of_torch(hook) for name in _HOOKS for hook in getattr(module, name).values())
+        or any(_of_stack(hook) for name in _HOOKS for hook in getattr(module, name).values())
         or ("forward" in vars(module) and _moves_tensors(vars(module)["forward"]))
         for module in model.modules()
     )
@@ -71,7 +71,7 @@ def single_process_copy(model: nn.Module) -> nn.Module:
         model: any module; it is not changed.
 
     Returns:
-        Modules of the first class of each, without hooks of torch.distributed and without compiled code. Parameters,
+        Modules of the first class of each, without hooks of the stack and without compiled code. Parameters,
         buffers and all other attributes are shared with the model.
     """
     made: dict[int, nn.Module] = {}
@@ -109,16 +109,16 @@ def single_process_copy(model: nn.Module) -> nn.Module:
         if FSDP1_CHILD not in children_of(module):
             _copy_forward(module, made)
     for (owner, attribute), shard in flat_shards(model).items():
-        # FSDP1 leaves views of its flat tensor as attributes, or nothing.
+        # FSDP1 leaves views of its flat tensor as attributes, or nothing; ZeRO-3 empties parameters.
         vars(made[owner]).pop(attribute, None)
         made[owner]._parameters[attribute] = shard  # type: ignore[assignment]
     return twin
 
 
 def _copy_hooks(module: nn.Module, copy: nn.Module) -> None:
-    """Give a copy the hooks of a module that are not those of torch.distributed."""
+    """Give a copy the hooks of a module that are not those of the stack."""
     for name in _HOOKS:
-        hooks = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_torch(hook))
+        hooks = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_stack(hook))
         setattr(copy, name, hooks)
     for name in _WITH_KWARGS:
         setattr(copy, name, OrderedDict(getattr(module, name)))
@@ -148,11 +148,11 @@ def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
     return _first_class(modules[0]) if mixed_in and len(modules) == 1 else cls
 
 
-def _of_torch(hook: Any) -> bool:
-    """Return whether a hook belongs to PyTorch's own distributed code."""
+def _of_stack(hook: Any) -> bool:
+    """Return whether a hook belongs to the distributed code of PyTorch or DeepSpeed."""
     hook = getattr(hook, "func", hook)
     hook = getattr(hook, "__wrapped__", hook)
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    return str(getattr(hook, "__module__", "")).startswith(("torch.distributed", "deepspeed."))
 
 
 def _parts(function: Any) -> Iterator[Any]:

@@ -102,6 +102,8 @@ class EqualReplicas(StepIdentity):
         """Mode and autocast of the last pass with gradients."""
         self._reported_mode = False
         self._reported_inputs = self._noted_apart = False
+        self._ignored: frozenset[str] = frozenset()
+        """Tensors that the wrapper was told not to reduce."""
         self._holders: dict[str, set[int]] = {}
         """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
 
@@ -124,6 +126,8 @@ class EqualReplicas(StepIdentity):
             self._holders = {
                 name: {rank for group in layout[name].replicated for rank in group.ranks} for name in self._names
             }
+        wrapper = _wrapper(step.called)
+        self._ignored = frozenset() if wrapper is None else frozenset(wrapper.parameters_to_ignore)
         self._exchange = RankExchange("replicas")
         self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
         start = fingerprints([p for _, p in named]).tolist()
@@ -220,10 +224,13 @@ class EqualReplicas(StepIdentity):
                     apart = {*_apart(theirs["parameters"], own["parameters"], self._names)} | self._held_apart(rank)
                     varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
                     self._common[rank] = [name for name in varied if name not in apart]
-                if not equal and _wrapper(step.called) is not None:
+                # What the wrapper ignores and processes hold apart is each one's own, as rows of a table dealt out.
+                apart = self._apart(rank, theirs["parameters"], own["parameters"])
+                self._holders |= {name: {self._exchange.rank} for name in apart if name in self._ignored}
+                names = self._apart(rank, theirs["parameters"], own["parameters"])
+                if names and _wrapper(step.called) is not None:
                     # The wrapper sends the first process's parameters to all when it is made.
                     self._reported = True
-                    names = self._apart(rank, theirs["parameters"], own["parameters"])
                     step.report(self._finding("parameters", names, rank, 1, own))
                 continue
             self._look_at_inputs(step, rank, number, theirs, own)
