@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -109,7 +109,9 @@ class Dropping(Decoder):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of every next token."""
-        assert self.tok_embeddings is not None and self.norm is not None and self.output is not None
+        assert self.tok_embeddings is not None
+        assert self.norm is not None
+        assert self.output is not None
         h = self.tok_embeddings(tokens)
         self.calls += 1
         for name, layer in self.layers.items():
@@ -546,7 +548,7 @@ register(
 class LateProduct(torch.autograd.Function):
     """x @ w.T whose weight gradient is computed after the backward pass, as zero-bubble schedules do."""
 
-    waiting: list[Callable[[], None]] = []
+    waiting: ClassVar[list[Callable[[], None]]] = []
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

@@ -125,6 +125,10 @@ def prepare() -> None:
         for owner in vars(importlib.import_module(CORE + name)).values():
             if isinstance(owner, type) and owner.__module__ == CORE + name:
                 _accept_processor(owner)
+    clipping = CORE + "optimizer.clip_grads"
+    for value in vars(importlib.import_module(clipping)).values():
+        if isinstance(value, types.FunctionType) and value.__module__ == clipping:
+            value.__code__ = _without_cuda(value.__code__)
     with contextlib.suppress(ImportError):
         # Routers ask whether Transformer Engine has it, in a module that does not define it without.
         vars(importlib.import_module(CORE + "transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
@@ -654,15 +658,6 @@ register(
     options=_MOE
     | {"sequence_parallel": True, "moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True},
 )
-_MLA = {
-    "multi_latent_attention": True,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_head_dim": 8,
-    "qk_pos_emb_head_dim": 4,
-    "v_head_dim": 8,
-    "rope_type": "rope",
-}
 register("DP, bf16", 2, {}, parallel={}, half=True, clip=1.0)
 register("DP, bf16, distributed optimizer", 2, {}, parallel={}, half=True, distributed_optimizer=True, clip=1.0)
 register("TP+SP, bf16", 2, {}, parallel=_TENSOR, options={"sequence_parallel": True}, half=True, clip=1.0)
@@ -675,16 +670,9 @@ register(
     clip=1.0,
     settings={"overlap_grad_reduce": True, "bucket_size": 4096},
 )
-register("DP, averages in the collective", 2, {}, parallel={}, settings={"average_in_collective": False})
 register(
-    "TP, latent attention",
-    2,
-    {"latent projections not reduced": _unmarked("kv_down")},
-    parallel=_TENSOR,
-    options=_MLA,
+    "TP+SP, query and key norms", 2, {}, parallel=_TENSOR, options={"sequence_parallel": True, "qk_layernorm": True}
 )
-register("TP+SP, latent attention", 2, {}, parallel=_TENSOR, options=_MLA | {"sequence_parallel": True})
-register("TP+SP, gains around zero", 2, {}, parallel=_TENSOR, options={"sequence_parallel": True, "qk_layernorm": True})
 register(
     "EP, distributed optimizer",
     2,

@@ -42,7 +42,7 @@ from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.peers import Peers, is_first_process
-from conserved.tracking.process_laws import SPREAD, laws_of_process
+from conserved.tracking.process_laws import COPIED, SPREAD, laws_of_process, steps_copies
 from conserved.tracking.run_audits import (
     AUDIT,
     Audits,
@@ -280,6 +280,9 @@ class Monitor(RunResults):
         of_process = laws_of_process(self.model, laws, self._config.layout)
         if len(laws) and not len(of_process):
             self._boundary.remark(ACCOUNT, f"of no law: {SPREAD}")
+            return
+        if len(laws) and steps_copies(self.model, self._optimizers):
+            self._boundary.remark(ACCOUNT, f"of no law: {COPIED}")
             return
         try:
             self._known = LawAccount(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torch import nn
+from torch.optim import Optimizer
 
 from conserved.auditing.backward_pass import layout_with
 from conserved.inference.cached_laws import cached_laws_of
@@ -23,6 +24,17 @@ SPREAD = "its legs lie on several processes: audits test it, and it is not accou
 
 NOT_SHARED = "other processes with the same parameters did not read it: what their batches show differs"
 """Reason for a law that is left out where processes add up residuals."""
+
+
+COPIED = "the optimizer steps copies of the parameters: audits test the gradients, and steps are not accounted for"
+"""Reason for laws that are not watched step by step."""
+
+
+def steps_copies(model: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
+    """Return whether optimizers step copies of all parameters, which a stack keeps in higher precision or in ranges."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return any(hasattr(p, "main_grad") for p in parameters) and held.isdisjoint(map(id, parameters))
 
 
 def laws_of_process(model: nn.Module, laws: LawSet, layout: GivenLayout | None = None) -> LawSet:
