@@ -23,7 +23,7 @@ from conserved import Monitor
 from conserved.tracking import run_audits
 from two_processes import IMPORTED
 
-WORLD, WIDTH, STEPS, SECONDS = 2, 16, 4, 60.0
+WORLD, WIDTH, STEPS, SECONDS = 2, 16, 4, 120.0
 
 
 class Block(nn.Module):
