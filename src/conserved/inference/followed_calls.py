@@ -18,7 +18,7 @@ from conserved.inference.program.captured_program import CapturedProgram
 from conserved.inference.program.gradient_accumulators import held_elsewhere
 from conserved.inference.program.materialised_models import draw_values, is_sharded, materialize
 from conserved.inference.validation.program_check import ProgramRun
-from conserved.laws.renaming import wrapped_module
+from conserved.laws.renaming import unwrap
 from conserved.laws.shared_memory import shared_among
 from conserved.layout import named_parameters_of
 
@@ -78,7 +78,7 @@ def _module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
-    inner, prefix = unwrap(model)
+    inner, prefix = unwrap(model, same_outputs=True)
     if runs_on_several(inner) or any(map(is_sharded, parameters.values())):
         # Also where a loop distributes parameters by itself: what is followed is given tensors of its own.
         inner = single_process_copy(inner)
@@ -128,20 +128,6 @@ def _call(
     if not args and not kwargs:
         return _with_examples(model, prefix, parameters)
     return _run(model, prefix, parameters, args, kwargs), (args, kwargs)
-
-
-def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters'
-    names.
-    """
-    prefix = ""
-    while (wrapped := wrapped_module(model)) is not None:
-        name, inner = wrapped
-        only_calls = name == "_orig_mod" or type(model).__name__ in ("DistributedDataParallel", "DataParallel")
-        if not only_calls or list(model.parameters(recurse=False)):
-            break
-        model, prefix = inner, f"{prefix}{name}."
-    return model, prefix
 
 
 def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> tuple[CapturedProgram, Inputs]:

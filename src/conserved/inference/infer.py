@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from conserved._torch_compat import tree_flatten, tree_map_only
 from conserved.inference.derivation import Derivation
-from conserved.inference.followed_calls import follow_call, unwrap
+from conserved.inference.followed_calls import follow_call
 from conserved.inference.further_laws.dependent_inputs import dependent_inputs
 from conserved.inference.further_laws.parameters_without_gradient import inert, read_in_part
 from conserved.inference.further_laws.probed import with_probed
@@ -31,6 +31,7 @@ from conserved.inference.symmetries.naming import name_symmetries
 from conserved.inference.typing import Typing, type_program
 from conserved.inference.validation.program_check import ProgramRun, check_on_program
 from conserved.laws import Dropped, LawSet
+from conserved.laws.renaming import unwrap
 from conserved.symmetry import Symmetry
 
 LOSSES = ("any", "regression", "cross_entropy")
@@ -114,7 +115,7 @@ def _infer(
         laws.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     local = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
     if laws.unknown and isinstance(model, nn.Module) and (args or kwargs) and local:
-        inner, prefix = unwrap(model)
+        inner, prefix = unwrap(model, same_outputs=True)
         if runs_on_several(inner):
             # Hooks of data parallelism set themselves up in the first call, and must not do so here.
             if prefix:

@@ -19,10 +19,22 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def wrapped_module(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """Return the only child of a compiling or data-parallel wrapper with its name; None for any other module."""
-    children = list(model.named_children())
-    return children[0] if len(children) == 1 and children[0][0] in ("_orig_mod", "module") else None
+def unwrap(model: nn.Module, *, same_outputs: bool = False) -> tuple[nn.Module, str]:
+    """Return the model inside compiling, data-parallel and averaging wrappers, and the prefix of its parameters' names.
+
+    Args:
+        model: the model or a wrapper.
+        same_outputs: whether to stop at a wrapper whose outputs may differ from those of the module inside: one that
+            has parameters of its own or neither compiles nor replicates.
+    """
+    prefix = ""
+    while len(children := list(model.named_children())) == 1 and children[0][0] in ("_orig_mod", "module"):
+        name, inner = children[0]
+        only_calls = name == "_orig_mod" or type(model).__name__ in ("DistributedDataParallel", "DataParallel")
+        if same_outputs and (not only_calls or list(model.parameters(recurse=False))):
+            break
+        model, prefix = inner, f"{prefix}{name}."
+    return model, prefix
 
 
 def rename(laws: LawSet, name_of: Callable[[str], str], *, block: str = "") -> LawSet:

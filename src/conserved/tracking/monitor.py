@@ -26,6 +26,7 @@ from conserved.inference.first_calls import FirstCallsOfParts, in_parts
 from conserved.inference.model_parts import parts_of
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
+from conserved.laws.renaming import unwrap
 from conserved.rank_agreement import (
     NotTogetherError,
     confirm_together,
@@ -58,7 +59,7 @@ from conserved.tracking.step_times import READING, StepTimes
 from conserved.tracking.step_watch import StepWatch
 from conserved.tracking.time_budget import TimeBudget, budget_for, check_budget
 from conserved.tracking.trained_parameters import Outline, Signature, orphan_alarm, outline, signature
-from conserved.tracking.watched_laws import NoLawError, Where, check_filter, named_as_in, optimizers_of, unwrapped
+from conserved.tracking.watched_laws import NoLawError, Where, check_filter, named_as_in, optimizers_of
 
 LOGGER = logging.getLogger("conserved")
 
@@ -141,7 +142,7 @@ class Monitor(RunResults):
         check_cadence(audit)
         if budget is not None:
             check_budget(budget)
-        self.model, self.count = unwrapped(model), 0
+        self.model, self.count = unwrap(model)[0], 0
         self.records: deque[StepRecord] = deque(maxlen=config.keep)
         self._called, self._optimizers = model, optimizers_of(optimizer)
         self._config, self._where, self._loss = config, where, loss

@@ -13,6 +13,7 @@ from conserved.attention.precision import AttentionPrecision
 from conserved.auditing import Audit
 from conserved.boundary import LAWS, Boundary, Condition
 from conserved.laws import Dropped, LawSet, Reference
+from conserved.laws.renaming import unwrap
 from conserved.output.lines import counted
 from conserved.store.step_record import By, Entry, StepRecord
 from conserved.symmetry import Tensors
@@ -21,7 +22,7 @@ from conserved.tracking.audit_entry import AuditEntry
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.run_audits import AUDIT, Audits
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
-from conserved.tracking.watched_laws import NoLawError, unwrapped
+from conserved.tracking.watched_laws import NoLawError
 
 if TYPE_CHECKING:
     from conserved.inference import FirstCall
@@ -201,7 +202,7 @@ class RunResults:
         if by not in get_args(By):
             raise ValueError(f"Expected by to be one of {', '.join(get_args(By))}, got {by!r}. Pass one of them.")
         if isinstance(parameters, nn.Module):
-            parameters = dict(unwrapped(parameters).named_parameters())
+            parameters = dict(unwrap(parameters)[0].named_parameters())
         return {} if self._lawless else self._account.errors(parameters, by)
 
     def plot(self, path: str | Path | None = None) -> Any:

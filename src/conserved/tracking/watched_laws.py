@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from conserved._torch_compat import has_step_hooks
 from conserved.errors import ConservedError
 from conserved.laws import Dropped, LawSet
-from conserved.laws.renaming import laws_for, wrapped_module
+from conserved.laws.renaming import laws_for
 from conserved.layout import named_parameters_of
 from conserved.output.lines import counted
 from conserved.symmetry import Symmetry
@@ -101,13 +101,6 @@ def check_filter(where: Where | None, laws: LawSet) -> None:
     if where is not None and len(laws) and not len(laws.select(selector(where))):
         known = counted(len(laws), "law")
         raise ValueError(f"Expected `where` to select a law, got {where!r}. Choose among: {known}.")
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside wrappers that keep its parameters: data parallel, compiled, averaged."""
-    while (wrapped := wrapped_module(model)) is not None:
-        _, model = wrapped
-    return model
 
 
 def optimizers_of(given: Any) -> list[Optimizer]:
