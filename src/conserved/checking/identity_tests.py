@@ -65,7 +65,12 @@ def terms_of(setting: Setting, symmetry: Symmetry) -> IdentityTerms:
     positive = Plan.of([replace(symmetry, legs=legs)], kernels=False)
     squares = [{name: tensor.square() for name, tensor in each.items()} for each in (point, gradient)]
     noises = [{name: tensor.square() for name, tensor in each.items()} for each in (point_noise, gradient_noise)]
-    sources = [Point(squares[0]), Direction(squares[1]), Direction(noises[0]), Direction(noises[1])]
+    sources: list[Point | Direction] = [
+        Point(squares[0]),
+        Direction(squares[1]),
+        Direction(noises[0]),
+        Direction(noises[1]),
+    ]
     moments = positive.evaluate([Magnitudes(source) for source in sources], [(0, 1), (0, 3), (2, 1)])
     square, of_gradient, of_point = (moments.values(pair)[0] for pair in range(3))
     shape = _shape(symmetry)

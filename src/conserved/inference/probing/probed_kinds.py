@@ -54,7 +54,7 @@ class _BlockKind(Kind):
             raise ValueError(f"Expected a multiple of {self.width} rows for {self.title}, got {n}. Choose other axes.")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.width == other.width  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.width == other.width
 
     def __hash__(self) -> int:
         return hash((type(self), self.width))
