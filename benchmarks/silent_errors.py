@@ -36,6 +36,8 @@ from error_programs import (
     details,
     faults,
     flows,
+    forum,
+    forum_pairs,
     frameworks,
     gradients,
     habits,
@@ -67,7 +69,7 @@ PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
     habits, kernels, restarts, peers, details, trainers, tasks, pairs,
-    mixtures, patches, faults,
+    mixtures, patches, faults, forum, forum_pairs,
 )  # fmt: skip
 """The modules that fill the table."""
 

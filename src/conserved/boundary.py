@@ -137,6 +137,8 @@ class Boundary:
         began, computed = (time.perf_counter(), time.thread_time()) if outermost else (0.0, 0.0)
         former, _ACTIVE.boundary = _ACTIVE.boundary, self
         caches = outermost and torch.is_autocast_cache_enabled()
+        if former is None:
+            _ACTIVE.caches = caches
         if caches:
             # A cast of a weight that is made here must not be used by the pass of the run: it would change the order in
             # which its gradient is summed, and outlive a step.
@@ -204,9 +206,16 @@ class _Active(threading.local):
 
     def __init__(self) -> None:
         self.boundary: Boundary | None = None
+        self.caches = False
+        """Whether the program keeps casts of autocast; inside a boundary none are kept."""
 
 
 _ACTIVE = _Active()
+
+
+def program_caches_casts() -> bool:
+    """Return whether the program that called into a boundary keeps casts of weights in the cache of autocast."""
+    return _ACTIVE.caches
 
 
 def guarded(function: Callable[..., Any], *, stage: str = "listening") -> Hook:

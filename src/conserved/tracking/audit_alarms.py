@@ -26,17 +26,19 @@ def alarms_of(audit: Audit, step: int) -> Iterator[Alarm]:
         return
     if audit.disagreements:
         yield _disagreement(audit, step)
+    infinite = [item.parameter for item in audit.findings if item.trouble == "not finite"]
+    if infinite:
+        message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
+        yield Alarm(step=step, code="not finite", law=infinite[0], value=math.nan, limit=0.0, message=message)
     for code, failures in _by_code(audit).items():
-        for rows in _connected(failures):
+        # Identities of gradients that are not finite say nothing else.
+        finite = [row for row in failures if math.isfinite(row.residual) or not {*row.parameters} & {*infinite}]
+        for rows in _connected(finite):
             yield _alarm(step, code, rows[0].family, rows, _describe(rows) + _zeros(audit, rows))
     if audit.comparison is not None and not audit.comparison.ok and not audit.failures:
         yield _difference_from_reference(audit.comparison, step)
     if audit.corrupted and not audit.failures:
         yield _corruption(audit, step)
-    infinite = [item.parameter for item in audit.findings if item.trouble == "not finite"]
-    if infinite:
-        message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
-        yield Alarm(step=step, code="not finite", law=infinite[0], value=math.nan, limit=0.0, message=message)
     if audit.gauge is not None and audit.gauge.seen and any(not row.ok for row in audit.gauge.rows):
         yield _broken_gauge(audit.gauge, step)
 

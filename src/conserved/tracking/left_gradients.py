@@ -43,16 +43,24 @@ class LeftGradients:
 
         Operations on a gradient count up its version. A write through `.data` does not, and changes its sum.
         """
-        changed = []
+        changed = self.hooked(names)
         for name, parameter in self._model.named_parameters():
-            if name not in names or parameter.grad is None:
-                continue
             left = self._left.get(name)
-            hooks = (parameter._backward_hooks or {}).values()
-            own = all(isinstance(hook, Hook) for hook in hooks)
-            if not own or (left is not None and not left.is_left(parameter.grad)):
+            if name not in names or name in changed or parameter.grad is None or left is None:
+                continue
+            if not left.is_left(parameter.grad):
                 changed.append(name)
         return changed
+
+    def hooked(self, names: Collection[str]) -> list[str]:
+        """Return those of some parameters on which the program has hooks that see their gradients in every pass."""
+        return [
+            name
+            for name, parameter in self._model.named_parameters()
+            if name in names
+            and parameter.grad is not None
+            and not all(isinstance(hook, Hook) for hook in (parameter._backward_hooks or {}).values())
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,15 @@
-"""Whether a loss is a function of a model's outputs alone, read off the graph that autograd recorded."""
+"""What a loss makes of a model's outputs, read off the graph that autograd recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
+
+MOST_BETWEEN = 1_000
+"""Nodes of a loss that are looked at between it and the outputs."""
 
 MOST = 100_000
 """Nodes of a graph that are visited; a loss beside a model has tens of them."""
@@ -34,3 +38,68 @@ def reaches_beside(loss: Tensor, outputs: Sequence[Any], parameters: Iterable[Te
             return True
         waiting += [parent for parent, _ in node.next_functions]
     return False
+
+
+def loss_under_way(outputs: Sequence[Any]) -> Tensor | None:
+    """Return the loss whose backward pass calls this, from a hook; None where the pass runs in another thread.
+
+    Args:
+        outputs: the nodes of the model's outputs that the loss has to reach.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        # `Tensor.backward(self)` and `torch.autograd.backward(tensors)`.
+        if frame.f_code.co_name == "backward" and frame.f_code.co_filename.endswith(_BACKWARD):
+            tensors = frame.f_locals.get("self", frame.f_locals.get("tensors"))
+            first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+            if isinstance(first, Tensor) and first.numel() == 1 and first.grad_fn is not None:
+                return first
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+_BACKWARD = ("torch/_tensor.py", "torch/autograd/__init__.py")
+
+_PAIRED = ("Unsqueeze", "Expand", "View", "Reshape", "Cdist", "Mm", "Bmm", "Addmm")
+"""Operations that make pairs of rows on purpose, or take part in it."""
+
+
+def crossed_shapes(loss: Tensor, outputs: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return a shape (n,) or (n, 1) and the shape (n, n) that an operation of the loss broadcasts it to.
+
+    Only operations whose other argument is a constant count, as labels and weights of examples are: pairs of outputs
+    with each other are a loss of their own.
+
+    Args:
+        loss: the loss, with its graph.
+        outputs: the nodes of the model's outputs, where the search ends.
+    """
+    for node in _between(loss, outputs):
+        shape = _shape(node)
+        parents = [(parent, index) for parent, index in node.next_functions if parent is not None]
+        if shape is None or len(parents) != 1 or len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2:
+            continue
+        own = _shape(*parents[0])
+        size = shape[0]
+        made = type(node).__name__.startswith(_PAIRED) or type(parents[0][0]).__name__.startswith(_PAIRED[:1])
+        if own in ((size,), (size, 1)) and not made:
+            return own, shape
+    return None
+
+
+def _between(loss: Tensor, outputs: Sequence[Any]) -> Iterator[Any]:
+    """Yield the nodes of a graph from a loss to the nodes of some outputs."""
+    seen, waiting = {id(node): node for node in outputs}, [loss.grad_fn]
+    while waiting and len(seen) < MOST_BETWEEN:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        yield node
+        waiting += [parent for parent, _ in node.next_functions]
+
+
+def _shape(node: Any, index: int = 0) -> tuple[int, ...] | None:
+    """Return the shape of what a node made in the forward pass; None where PyTorch does not say."""
+    metadata = getattr(node, "_input_metadata", None)
+    return tuple(metadata[index].shape) if metadata is not None and index < len(metadata) else None

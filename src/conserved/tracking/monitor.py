@@ -476,6 +476,8 @@ class Monitor(RunResults):
         changed = self._audits.changed_by_program(audit)
         if alarms and changed and not audit.disagreements:
             begins, assigned = len(self._audits.series) == 1, self._steps.gradients_assigned()
+            # Hooks of the program change gradients in every pass, though not in a way that each batch shows.
+            assigned = assigned or (begins and set(changed) == set(self._audits.changed_in_hooks(audit)))
             if begins:
                 self._changed_from_start = frozenset(changed)
             if begins and not assigned:

@@ -309,6 +309,10 @@ class Audits:
         """Return the parameters of broken identities whose gradients the program changes, in hooks or in the loop."""
         return self._left.changed(_names_of_failures(audit))
 
+    def changed_in_hooks(self, audit: Audit) -> list[str]:
+        """Return the parameters of broken identities whose gradients hooks of the program see in every pass."""
+        return self._left.hooked(_names_of_failures(audit))
+
     def _replayable(self) -> bool:
         """Return whether the recorded pass can be run again.
 

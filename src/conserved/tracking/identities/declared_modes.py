@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from conserved.boundary import Boundary, Hook
+from conserved._torch_compat import BatchNormBase, in_backward
+from conserved.boundary import Boundary, Hook, program_caches_casts
 from conserved.inference import being_followed
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.model_structure import ModelStructure
@@ -23,6 +24,9 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 
 
 _SAID = "reported"
+
+_PROBED = 8
+"""Steps in which the cache of autocast is probed."""
 
 _SEEDED, _SEEDED_STEPS = 3, 8
 """Steps in a row that begin with the same random numbers, after which it is reported; and steps that are tested."""
@@ -81,6 +85,12 @@ class DeclaredModes(StepIdentity):
         """The state of the random numbers before the first pass of the last step."""
         self._seeded, self._drawn = 0, False
         """Steps in a row that began so, and whether the last one drew random numbers."""
+        self._recomputed = False
+        """Whether batch norms were seen to run inside a backward pass."""
+        self._probe: Tensor | None = None
+        """A tensor that was cast in the autocast region of the last pass."""
+        self._stepped_inside = self._stale_cache = False
+        """Whether an optimizer stepped since, and whether the cache was seen to be stale."""
         self._half_switched = False
         """Whether an evaluation ran with all layers in train mode and the model itself not."""
 
@@ -88,6 +98,9 @@ class DeclaredModes(StepIdentity):
         hook = Hook(Boundary(logs=False), "modes", partial(self._look_at_output, step))
         for module in [m for m in step.model.modules() if type(m) in _CAST][:2]:
             self._handles.append(module.register_forward_hook(hook))
+        again = Hook(Boundary(logs=False), "modes", partial(self._look_at_recomputed, step))
+        for module in [m for m in step.model.modules() if isinstance(m, BatchNormBase)][:1]:
+            self._handles.append(module.register_forward_hook(again))
 
     def close(self, step: TrainingStep) -> None:
         if self._suspicious:
@@ -114,6 +127,49 @@ class DeclaredModes(StepIdentity):
         if isinstance(output, torch.Tensor) and output.dtype == torch.float32 != wanted:
             self._without_effect = f"{type(module).__name__} gives float32 where autocast to {_name(wanted)} is on"
 
+    def _look_at_recomputed(self, step: TrainingStep, module: nn.Module, args: Any, output: Any) -> None:
+        """Report running statistics that take in a batch while a backward pass computes activations again."""
+        if self._recomputed or step.paused or being_followed() or not in_backward():
+            return
+        if module.training and module.track_running_stats and module.momentum:
+            self._recomputed = True
+            step.report(
+                StepFinding(
+                    code="statistics",
+                    message="Batch norms run again inside the backward pass, in a part that is checkpointed: their "
+                    "running statistics take in every batch twice, and momentum is another one than it says.",
+                )
+            )
+
+    def _look_at_cache(self, step: TrainingStep, device: str) -> None:
+        """Report weights in the cache of autocast that are those of before a step.
+
+        The cache is emptied when the outermost region is left. A probe is cast in a region, changed, and cast again.
+        """
+        enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        if not enabled or not program_caches_casts() or self._stale_cache:
+            self._probe = None
+            return
+        probe, stepped = self._probe, self._stepped_inside
+        self._stepped_inside = False
+        if probe is not None and stepped:
+            with torch.no_grad():
+                probe.add_(1.0)
+            if float(_product(probe)) != float(probe.detach()):
+                self._stale_cache = True
+                step.report(
+                    StepFinding(
+                        code="autocast",
+                        certain=True,
+                        message="Passes use weights of before the last step: the autocast region is not left between "
+                        "steps, and its cache still has them. Enter torch.autocast anew in every step, around forward "
+                        "pass and loss only.",
+                    )
+                )
+        # A new tensor in every step: what is cast once in a region is not cast again.
+        self._probe = torch.ones(1, 1, device=device, requires_grad=True)
+        _product(self._probe)
+
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         training = _effective_mode(step.structure, declared=module.training)
         if not torch.is_grad_enabled():
@@ -125,6 +181,8 @@ class DeclaredModes(StepIdentity):
             self._look_at_seed(step)
         self._modes.add(training)
         device = next((p.device.type for p in module.parameters()), "cpu")
+        if step.number <= _PROBED and not torch.is_inference_mode_enabled():
+            self._look_at_cache(step, device)
         enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         self._seen_autocast.add(torch.get_autocast_dtype(device) if enabled else None)
 
@@ -189,6 +247,9 @@ class DeclaredModes(StepIdentity):
                     "autocast does not know?",
                 )
             )
+
+    def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._stepped_inside = True
 
     def after_step(self, step: TrainingStep) -> None:
         modes, self._modes = self._modes, set()
@@ -296,6 +357,15 @@ class DeclaredModes(StepIdentity):
                 )
             )
         self._switches = now
+
+
+def _product(probe: Tensor) -> Tensor:
+    """Return a probe times one, by an operation that autocast computes in half precision and for which it caches."""
+    torch.set_autocast_cache_enabled(True)
+    try:
+        return torch.nn.functional.linear(torch.ones_like(probe), probe).detach()
+    finally:
+        torch.set_autocast_cache_enabled(False)
 
 
 def _switches() -> dict[str, Any]:

@@ -116,6 +116,10 @@ class EqualReplicas(StepIdentity):
             step.notes.append(
                 f"DistributedDataParallel reduces gradients over {over} of {dist.get_world_size()} processes"
             )
+        wrapper = _wrapper(step.called)
+        norms = [name for name, norm in step.structure.batch_norms if norm.training and norm.track_running_stats]
+        if wrapper is not None and norms and not wrapper.broadcast_buffers:
+            step.notes.append(f"running statistics of {name_tensors(norms, 2)} are those of each process alone")
         named = [(name, p) for name, p in step.model.named_parameters() if _replicated(p)]
         if len(named) != sum(1 for _ in step.model.parameters()):
             # Sharded in part: what is left plain may be a part of something as well.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 from conserved._torch_compat import buffers_of, children_of, parameters_of
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.run_objects import RunObjects
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
@@ -45,6 +45,7 @@ class HeldParameters(StepIdentity):
         """Trained tensors in attributes when watching began; activations that a stage receives come later."""
         self._idle = 0
         """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
+        self._idle_shapes: set[tuple[int, ...]] = set()
 
     def begin(self, step: TrainingStep) -> None:
         self._ties = _tied_names(step.model)
@@ -89,7 +90,11 @@ class HeldParameters(StepIdentity):
             message += f"{groups} holds only tensors that get no gradient, such as {name_tensors(self._unused, 2)}."
         else:
             message += f"Add {'it' if len(lost) == 1 else 'them'} to a group of {groups}, or set requires_grad=False."
-        step.report(StepFinding(code="not held", tensor=lost[0], others=tuple(lost[1:]), message=message))
+        # Nobody means a step that moves nothing, or one of tensors in whose place others of their shapes are trained.
+        shapes = {tuple(p.shape) for _, p, _ in candidates}
+        certain = bool(self._unused) or (bool(self._idle) and shapes <= self._idle_shapes)
+        others = tuple(lost[1:])
+        step.report(StepFinding(code="not held", certain=certain, tensor=lost[0], others=others, message=message))
 
     def _look_at_groups(self, step: TrainingStep) -> None:
         own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.structure.parameters.items()}
@@ -103,7 +108,8 @@ class HeldParameters(StepIdentity):
         first, self._signature = self._signature is None, signature
         optimized = {id(p) for p in groups}
         self._unregistered = {name for key, (name, _) in own.items() if key not in registered}
-        self._idle = sum(id(p) not in own and p.grad is None for p in groups)
+        idle = [p for p in groups if id(p) not in own and p.grad is None]
+        self._idle, self._idle_shapes = len(idle), {tuple(p.shape) for p in idle}
         if self._idle and self._idle < len(groups):
             kinds = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in step.optimizers))
             step.notes.append(f"{kinds} holds {self._idle} tensors that the model does not have")
@@ -250,9 +256,4 @@ def _held_anywhere(step: TrainingStep) -> set[int]:
 
     Only asked if a tensor seems to be trained by nobody, because it looks at every object.
     """
-    optimized: set[int] = set()
-    for each in gc.get_objects():
-        # By type: `isinstance` asks proxies, which may raise.
-        if issubclass(type(each), Optimizer) and hasattr(each, "param_groups"):
-            optimized |= {id(p) for p in grouped_parameters(each)}
-    return optimized
+    return {id(p) for optimizer in RunObjects.optimizers() for p in grouped_parameters(optimizer)}

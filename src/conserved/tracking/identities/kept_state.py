@@ -23,6 +23,10 @@ _ENTRIES = 1 << 12
 """Entries of the whole state that are read in one step."""
 
 
+_CONVERTED = 2.0**-6
+"""How far entries may be from those before, relative to the largest, where a state was converted to bfloat16."""
+
+
 @dataclass(slots=True, eq=False)
 class _State:
     """Entries of an optimizer's state after a step."""
@@ -55,8 +59,10 @@ class KeptState(StepIdentity):
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_lost(step, optimizer)
         state = self._states.pop(id(optimizer), None)
-        if state is None or state.tensors != _state_ids(optimizer) or step.slowed == step.number - 1:
-            # Loaded, moved or converted: other tensors, of which nothing is known.
+        if state is None or step.slowed == step.number - 1:
+            return
+        if state.tensors != _state_ids(optimizer):
+            self._look_at_replaced(step, optimizer, state)
             return
         now = state.sample.read()
         changed = ((state.after != now) & ~(state.after.isnan() & now.isnan())).double()
@@ -98,6 +104,36 @@ class KeptState(StepIdentity):
                 "and that of other tensors was not: a step begins from other moments than the last one left. Was an "
                 "older copy of them put back?",
             )
+
+    def _look_at_replaced(self, step: TrainingStep, optimizer: Optimizer, state: _State) -> None:
+        """Report a state that other tensors with other numbers were put in the place of.
+
+        What was moved or converted has the same numbers, up to the rounding of half precision.
+        """
+        rows = list(_tensors(optimizer, step.names()))
+        if [(name, key) for name, key, _ in rows] != state.labels:
+            return
+        tensors = [tensor for *_, tensor in rows]
+        if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in state.sample.tensors]:
+            return
+        now = state.sample.read(tensors).to(state.after.device)
+        apart = (now - state.after).abs() > _CONVERTED * state.sample.spread(state.sample.largest(state.after))
+        numbers = state.sample.largest(apart.double())
+        name, number = type(optimizer).__name__, step.number
+
+        def decide(arrived: Tensor) -> Iterator[StepFinding]:
+            other = [label for (label, _), flag in zip(state.labels, arrived.tolist(), strict=True) if flag]
+            if 2 * len(other) > len(state.labels):
+                yield StepFinding(
+                    code="state written",
+                    tensor=other[0],
+                    others=tuple(dict.fromkeys(other[1:])),
+                    message=f"The state of {name} was replaced before step {number}, and no state dict was loaded: the "
+                    f"{state.labels[0][1]} of {name_tensors(list(dict.fromkeys(other)))} is another one than the last "
+                    "step left.",
+                )
+
+        step.read(numbers, decide)
 
     def _look_at_lost(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Report parameters whose state is gone while that of others is there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -56,6 +57,15 @@ _RESTS = 3
 
 _COUNTS = 8
 """Tensors whose step count is read."""
+
+_HIGH_SCALE = 256
+"""A scaler's factor from which on a clipped gradient says whether the factor was in it."""
+
+_CLIPPED_ENTRIES = 3
+"""Entries of one magnitude, the largest, that clipping by value leaves."""
+
+_UNSTEPPED = 8
+"""Steps after which a run says at its end that a scheduler was never stepped."""
 
 _RATELESS = 2
 """Steps in a row at a rate of exactly zero after which it is reported; a warm-up has one."""
@@ -113,8 +123,14 @@ class LoopOrder(StepIdentity):
         """Optimizers that have stepped."""
         self._fresh: dict[int, weakref.ref[Tensor] | None] = {}
         """By optimizer, a gradient at the last step that any optimizer made."""
+        self._ungiven: dict[int, weakref.ref[Tensor] | None] = {}
+        """By optimizer that never stepped, a gradient at the last step of another one."""
         self._unused: dict[int, int] = {}
         """By optimizer that never stepped, steps in a row with a gradient of its own that came after all steps."""
+        self._succeeded = False
+        """Whether another optimizer that steps the weights was searched for."""
+        self._loaded_after = 0
+        """The last step before which weights were loaded."""
         self._noted_attack = False
         self._noted_more = False
         """Whether a step with more passes than those before it was noted."""
@@ -146,9 +162,9 @@ class LoopOrder(StepIdentity):
         counts = {i: getattr(ref(), "_step_count", None) for i, ref in enumerate(step.objects.schedulers)}
         return {index: count for index, count in counts.items() if isinstance(count, int)}
 
-    def restart(self) -> None:
+    def weights_given(self, step: TrainingStep, state: Mapping[str, Any]) -> None:
         # A loop that goes back to earlier weights goes back to an earlier or an empty state as well.
-        self._counts.clear()
+        self._loaded_after = step.number
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
@@ -188,6 +204,7 @@ class LoopOrder(StepIdentity):
         vanishing = largest <= _NO_RATE and largest < self._rates.get(id(optimizer), 0.0) and step.number < _EARLY_STEPS
         self._rates[id(optimizer)] = largest
         zero = largest == 0 or vanishing
+        self._look_at_group_rates(step, optimizer, largest)
         self._settings[id(optimizer)] = _Settings.of(optimizer)
         self._rateless[id(optimizer)] = self._rateless.get(id(optimizer), 0) + 1 if zero else 0
         if self._rateless[id(optimizer)] == _RATELESS:
@@ -203,6 +220,31 @@ class LoopOrder(StepIdentity):
                         if largest == 0
                         else "Is the rate multiplied in every step by a factor that was meant for its first value?"
                     ),
+                )
+            )
+
+    def _look_at_group_rates(self, step: TrainingStep, optimizer: Optimizer, largest: float) -> None:
+        """Report groups with gradients whose rate is zero from the first step on while that of others is not."""
+        if step.number != _RATELESS or largest in (0.0, math.inf):
+            return
+        names = step.names()
+        still = [
+            names[id(p)]
+            for group in optimizer.param_groups
+            if "lr" in group and _readable(group["lr"]) and float(group["lr"]) == 0
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        if still:
+            step.report(
+                StepFinding(
+                    code="rate",
+                    tensor=still[0],
+                    others=tuple(still[1:]),
+                    step=1,
+                    message=f"The learning rate of {name_tensors(still)} in {type(optimizer).__name__} is zero, and "
+                    "that of others is not: they have gradients and never move. Is a factor of the rate rounded "
+                    "to zero?",
                 )
             )
 
@@ -245,6 +287,7 @@ class LoopOrder(StepIdentity):
                 continue
             before, now = self._fresh[id(optimizer)], _first_gradient(optimizer)
             new = now is not None and (before is None or before() is not now())
+            self._look_at_unstepped(step, optimizer, before)
             # A gradient that is accumulated over steps is one tensor.
             count = self._unused[id(optimizer)] = self._unused.get(id(optimizer), 0) + 1 if new else 0
             if count == _SKIPPED:
@@ -257,6 +300,25 @@ class LoopOrder(StepIdentity):
                         "cleared. Is its step() called?",
                     )
                 )
+
+    def _look_at_unstepped(
+        self, step: TrainingStep, optimizer: Optimizer, gradient: weakref.ref[Tensor] | None
+    ) -> None:
+        """Report an optimizer that does not step though the one pass of every step gives its tensors gradients anew."""
+        alone = gradient is not None and step.passes == 1
+        last, self._ungiven[id(optimizer)] = self._ungiven.get(id(optimizer)), gradient if alone else None
+        # A gradient that is accumulated over steps is one tensor.
+        renewed = last is not None and gradient is not None and last() is not gradient()
+        if alone and renewed and step.number == _SKIPPED:
+            step.report(
+                StepFinding(
+                    code="no step",
+                    step=1,
+                    message=f"{type(optimizer).__name__} of {_names_of(step, optimizer)} made no step: the backward "
+                    "pass gives its tensors gradients, another optimizer steps, and they are cleared. Is its "
+                    "step() called?",
+                )
+            )
 
     def _look_at_passes(self, step: TrainingStep) -> None:
         """Remark steps with an unusual number of passes.
@@ -285,6 +347,8 @@ class LoopOrder(StepIdentity):
             self._missed, self._gradients, self._weights, self._infinite = 0, (), None, 0
             return
         before, self._weights = self._weights, _some_weights(step)
+        if before is not None and not torch.equal(before, self._weights):
+            self._look_at_successors(step)
         # Compiled steps run no hooks, and a loop may write its updates itself.
         stayed = before is None or torch.equal(before, self._weights)
         gradients = [p.grad for o in step.optimizers for p in grouped_parameters(o) if p.grad is not None]
@@ -310,6 +374,25 @@ class LoopOrder(StepIdentity):
                 )
             )
 
+    def _look_at_successors(self, step: TrainingStep) -> None:
+        """Report another optimizer that steps the weights, such as one that the loop makes anew; once in a run."""
+        if self._succeeded:
+            return
+        self._succeeded = True
+        own, optimized = {id(optimizer) for optimizer in step.optimizers}, step.optimized_ids()
+        for other in RunObjects.optimizers():
+            shared = not optimized.isdisjoint(parameter_ids(other))
+            if shared and id(other) not in own and any(other.state.values() or [not other.defaults.get("momentum", 1)]):
+                step.report(
+                    StepFinding(
+                        code="state lost",
+                        message=f"The {type(other).__name__} that steps the weights is another one than the monitor "
+                        "was given: it was made anew, and its averages and step counts began again. Make the optimizer "
+                        "once, before the loop.",
+                    )
+                )
+                return
+
     def _look_at_skipped_steps(self, step: TrainingStep, *, finite: bool) -> None:
         """Report a scaler that skips every step, beyond the few in which it finds its scale."""
         if step.objects is None:
@@ -331,7 +414,7 @@ class LoopOrder(StepIdentity):
 
     def _look_at_state(self, step: TrainingStep, optimizer: Optimizer) -> None:
         before, now = self._counts.get(id(optimizer)), _progress(optimizer)
-        if before is None:
+        if before is None or self._loaded_after == step.number:
             return
         former = self._settings.get(id(optimizer))
         if now[0] == 0 < before[0] and former is not None and former.begins_anew(_Settings.of(optimizer)):
@@ -379,23 +462,37 @@ class LoopOrder(StepIdentity):
                     "scaler.unscale_(optimizer) first.",
                 )
             )
-        elif unscaled and _is_round(norm * scale) and not _is_round(norm) and scale >= 256:
-            step.report(
-                StepFinding(
-                    code="clipped while scaled",
-                    value=norm,
-                    message=f"Gradients were clipped while the scaler's factor {scale:g} was in them: their norm is "
-                    f"{norm:.3g}, which times the factor is {norm * scale:.4g}. Call "
-                    "scaler.unscale_(optimizer) before clipping.",
-                )
-            )
+        elif unscaled and scale >= _HIGH_SCALE:
+            bounds = {"norm": norm, "largest entry": _repeated_bound([local(g) for g in gradients])}
+            for what, bound in bounds.items():
+                if bound and _is_round(bound * scale) and not _is_round(bound):
+                    step.report(
+                        StepFinding(
+                            code="clipped while scaled",
+                            value=bound,
+                            message=f"Gradients were clipped while the scaler's factor {scale:g} was in them: their "
+                            f"{what} is {bound:.3g}, which times the factor is {bound * scale:.4g}. Call "
+                            "scaler.unscale_(optimizer) before clipping.",
+                        )
+                    )
+                    return
 
     def _scaler(self, step: TrainingStep) -> Any:
-        scalers = [] if step.objects is None else [ref() for ref in step.objects.scalers]
-        return next(
-            (scaler for scaler in scalers if scaler is not None and scaler.is_enabled() and scaler._scale is not None),
-            None,
-        )
+        return None if step.objects is None else step.objects.scaler
+
+    def close(self, step: TrainingStep) -> None:
+        """Note schedulers of these optimizers that were there from the start and never stepped."""
+        own = {id(optimizer) for optimizer in step.optimizers}
+        alive = [] if step.objects is None else [ref() for ref in step.objects.schedulers]
+        idle = [
+            type(scheduler).__name__
+            for scheduler in alive
+            if getattr(scheduler, "_step_count", 0) == 1
+            and not own.isdisjoint(wrapped_ids(getattr(scheduler, "optimizer", None)))
+            and not any(scheduler in getattr(other, "_schedulers", ()) for other in alive)
+        ]
+        if idle and step.number > _UNSTEPPED:
+            step.notes.append(f"{idle[0]} was never stepped in {step.number - 1} steps, and sets no rate")
 
     def _look_at_schedulers(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report a scheduler that advances, of an optimizer that holds this model and does not step."""
@@ -546,6 +643,13 @@ def _first_gradient(optimizer: Optimizer) -> weakref.ref[Tensor] | None:
         if p.grad is not None and is_plain(p.grad) and (not on_host(p.grad) or bool(local(p.grad).any())):
             return weakref.ref(p.grad)
     return None
+
+
+def _repeated_bound(gradients: list[Tensor]) -> float:
+    """Return the largest magnitude of the gradients if several entries have it, as after clipping by value; else 0."""
+    bound = float(torch.stack(torch._foreach_norm(gradients, torch.inf)).max())
+    count = sum(int((gradient.abs() == bound).sum()) for gradient in gradients)
+    return bound if count >= _CLIPPED_ENTRIES else 0.0
 
 
 def _names_of(step: TrainingStep, optimizer: Optimizer) -> str:

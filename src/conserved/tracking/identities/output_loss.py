@@ -15,13 +15,17 @@ from torch.optim import Optimizer
 
 from conserved.boundary import Boundary, Hook
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, tensors_in
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host, tensors_in
+from conserved.tracking.loss_graph import crossed_shapes, loss_under_way
 
 _STEPS = 2
 """Steps in which outputs are looked at."""
 
 _EQUAL = 2e-3
-"""How far numbers that are the same weight may differ, relatively; gradients in bfloat16 are left out."""
+"""How far numbers that are the same weight may differ, relatively."""
+
+_COARSELY = 2e-2
+"""The same for gradients in bfloat16, whose entries are rounded by 0.4 %."""
 
 _ROWS = 4096
 """Rows of outputs that are looked at."""
@@ -35,6 +39,12 @@ _DIFFERENT = 0.05
 _LABELS = ((-1.0, 1.0), (1.0, 2.0), (0.0, 2.0))
 """Labels that a binary loss is given by mistake."""
 
+
+_FEW_ROWS = 8
+"""Rows from which on one class for all of them says something."""
+
+_HIGH_SCALE = 256
+"""A scaler's factor from which on a loss without it is told from one that has it."""
 
 _CLASSES, _COMMON = 8, 0.35
 """Classes from which on the share of one of them is remarked, and that share."""
@@ -53,6 +63,8 @@ class _Pair:
     number: int
     """Which pass of the step."""
     outputs: Tensor
+    coarse: bool = False
+    """Whether they are in half precision."""
     gradient: Tensor = _NOTHING
     accumulated: tuple[tuple[int, int], ...] = ()
     """Which gradients parameters had when this one arrived."""
@@ -80,6 +92,12 @@ class OutputLoss(StepIdentity):
         """Steps in a row of which two passes were the same."""
         self._last_buffer: tuple[weakref.ref[Tensor], int] | None = None
         """The memory that the inputs of the last step were in, and how often it had been written to."""
+        self._nodes: list[Any] = []
+        """Ends of the graphs of this step's passes."""
+        self._crossed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        """A shape in the graph of the loss, and the square shape it was broadcast to."""
+        self._maximised = self._same_class = 0
+        """Steps in a row in which cross-entropy was maximised, and in which all labels were one class."""
         self._targets: list[float] = []
         """By step, the one target that the gradient of all outputs points to."""
         self._steps = 0
@@ -89,30 +107,37 @@ class OutputLoss(StepIdentity):
         if self._steps >= _STEPS or not torch.is_grad_enabled():
             return
         for output in list(tensors_in(outputs))[:4]:
-            if (
-                output.dtype in (torch.float32, torch.float64)
-                and output.requires_grad
-                and output.ndim
-                and output.numel() > 1
-            ):
+            if output.is_floating_point() and output.requires_grad and output.ndim and output.numel() > 1:
                 length = output.shape[-2] if output.ndim == 3 else 0
-                seen = _Pair(
-                    _probabilities(output), length, self._passes, _first_rows(output.detach()).clone().double()
-                )
+                values = _first_rows(output.detach()).clone().double()
+                coarse = torch.finfo(output.dtype).eps > _EQUAL / 4
+                seen = _Pair(_probabilities(output), length, self._passes, values, coarse)
+                self._nodes.append(output.grad_fn)
                 watched = partial(self._keep, step, seen)
                 self._handles.append(output.register_hook(Hook(Boundary(logs=False), "outputs", watched)))
         self._passes += 1
 
     def _keep(self, step: TrainingStep, outputs: _Pair, gradient: Tensor) -> None:
         values = _first_rows(gradient.detach()).double()
+        if self._crossed is None:
+            loss = loss_under_way(self._nodes)
+            self._crossed = crossed_shapes(loss, self._nodes) if loss is not None else None
         self._pairs.append(replace(outputs, gradient=values, accumulated=_accumulated(step)))
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._steps += 1
         self.close(step)
         pairs, self._pairs, self._passes = self._pairs, [], 0
+        crossed, self._crossed, self._nodes = self._crossed, None, []
         if self._steps <= _STEPS:
-            finding = next(itertools.chain(self._repeats(step, pairs), self._findings(step, pairs)), None)
+            rows = itertools.chain(
+                self._repeats(step, pairs),
+                self._findings(step, pairs),
+                self._weights_of(step, pairs),
+                self._one_class(step, pairs),
+                _crossing(crossed),
+            )
+            finding = next(rows, None)
             if finding is not None:
                 self._steps = _STEPS
                 step.report(finding)
@@ -161,6 +186,8 @@ class OutputLoss(StepIdentity):
 
     def _findings(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
         for pair in pairs:
+            if pair.coarse:
+                continue
             kind, outputs, gradient = pair.kind, pair.outputs, pair.gradient
             self._note_labels(step, outputs, gradient)
             if kind in ("softmax", "sigmoid") and (_softmax_twice if kind == "softmax" else _sigmoid_twice)(
@@ -212,7 +239,8 @@ class OutputLoss(StepIdentity):
                     "there, and outputs grow without end. Labels have to be 0 and 1.",
                 )
         # A pair of networks runs twice in a step and has one target for each pass.
-        targets = [_common_target(pair.outputs, pair.gradient) for pair in pairs] if step.passes == 1 else []
+        fine = [pair for pair in pairs if not pair.coarse] if step.passes == 1 else []
+        targets = [_common_target(pair.outputs, pair.gradient) for pair in fine]
         self._targets += [target for target in targets[:1] if target is not None]
         if len(self._targets) == _STEPS:
             first, second = self._targets
@@ -224,6 +252,49 @@ class OutputLoss(StepIdentity):
                     f"({first:.4g}, then {second:.4g}): shapes (n, 1) and (n) are broadcast to (n, n). Give the loss "
                     "outputs and targets of one shape.",
                 )
+
+    def _weights_of(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
+        """Yield a finding if cross-entropy has a weight that is negative, or without the factor of a scaler."""
+        weights = [_weight_of_cross_entropy(pair) for pair in pairs]
+        known = [weight for weight in weights if weight is not None]
+        self._maximised = self._maximised + 1 if known and max(known) < 0 else 0
+        if self._maximised == _STEPS:
+            yield StepFinding(
+                code="labels",
+                step=step.number - 1,
+                message="Cross-entropy is maximised: its gradient lowers the output of every label and raises all "
+                "others. Is a minus sign missing in front of the logarithms of probabilities?",
+            )
+        scaler = None if step.objects is None else step.objects.scaler
+        scale = float(scaler.get_scale()) if scaler is not None and on_host(scaler._scale) else 1.0
+        # A mean over all rows of a pass has weight one, or that of the pass among several.
+        plain = [w for w in known if any(abs(w * count - 1) < _COARSELY for count in {1, step.passes, len(known)})]
+        divided = scaler is not None and any(
+            state.get("found_inf_per_device") for state in scaler._per_optimizer_states.values()
+        )
+        if scale >= _HIGH_SCALE and divided and known and len(plain) == len(known):
+            yield StepFinding(
+                code="scaled gradient",
+                value=scale,
+                message=f"The loss was not scaled, and its gradients are divided by the scaler's factor {scale:g}. "
+                "Call scaler.scale(loss).backward().",
+            )
+
+    def _one_class(self, step: TrainingStep, pairs: list[_Pair]) -> Iterator[StepFinding]:
+        """Yield a finding if the labels of a batch are one class, or one and then another, in two batches in a row.
+
+        Eight or more labels of several classes that were drawn at random are in order once in hundreds of batches.
+        """
+        labels = [_labels_of(pair.outputs, pair.gradient) for pair in pairs]
+        ordered = all(own and sorted(own) == own and len(set(own)) <= 2 for own in labels)
+        self._same_class = self._same_class + 1 if labels and ordered else 0
+        if self._same_class == _STEPS:
+            yield StepFinding(
+                code="labels",
+                step=step.number - 1,
+                message="The labels of a batch are one class, or one class and then the next (class "
+                f"{labels[0][0]} in step {step.number}): are data sorted by class and not shuffled?",
+            )
 
     def _note_labels(self, step: TrainingStep, outputs: Tensor, gradient: Tensor) -> None:
         """Remark that one class has a large part of the labels, as where padding is a label."""
@@ -239,6 +310,16 @@ class OutputLoss(StepIdentity):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _crossing(shapes: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Iterator[StepFinding]:
+    if shapes is not None:
+        one, square = shapes
+        yield StepFinding(
+            code="broadcast",
+            message=f"The loss broadcasts shapes ({square[0]}, 1) and ({square[0]},) to {square}: a tensor of shape "
+            f"{one} meets every entry of another one, and not its own. Give the loss tensors of one shape.",
+        )
 
 
 def _accumulated(step: TrainingStep) -> tuple[tuple[int, int], ...]:
@@ -262,6 +343,36 @@ def _is_cross_entropy(outputs: Tensor, gradient: Tensor) -> bool:
         return False
     sums = g.sum(-1).abs() <= _EQUAL * g.abs().amax(-1)
     return bool(sums.all()) and bool(((g < 0).sum(-1) == 1).all()) and bool((z == 0).double().mean() > 0.1)
+
+
+def _labels_of(outputs: Tensor, gradient: Tensor) -> list[int]:
+    """Return the classes that the rows of a gradient raise alone; none of few rows or classes, or of other losses."""
+    _, g = _rows_with_gradient(outputs, gradient)
+    if len(g) < _FEW_ROWS or g.shape[-1] < 3 or bool(((g < 0).sum(-1) != 1).any()):
+        return []
+    labels: list[int] = g.argmin(-1).tolist()
+    return labels
+
+
+def _weight_of_cross_entropy(pair: _Pair) -> float | None:
+    """Return the sum of w over rows whose gradient is w (softmax(z) − y), y one class; None if some are not."""
+    z, g = _rows_with_gradient(pair.outputs, pair.gradient)
+    equal = _COARSELY if pair.coarse else _EQUAL
+    if len(g) < 4 or z.shape[-1] < 3 or len(g) >= _ROWS:
+        return None
+    p = z.softmax(-1)
+    # The label is where the gradient has the other sign.
+    target = (g / p).abs().argmax(-1, keepdim=True)
+    others = (g / p).scatter(-1, target, torch.nan)
+    high, low = others.nan_to_num(-torch.inf).amax(-1), others.nan_to_num(torch.inf).amin(-1)
+    if bool((high - low > equal * torch.maximum(high.abs(), low.abs())).any()):
+        return None
+    weights = (high + low) / 2
+    at_label = g.gather(-1, target)[:, 0] - weights * (p.gather(-1, target)[:, 0] - 1)
+    if bool((at_label.abs() > equal * weights.abs()).any()):
+        return None
+    even = bool((weights > 0).all()) or bool((weights < 0).all())
+    return float(weights.sum()) if even else None
 
 
 def _first_rows(values: Tensor) -> Tensor:

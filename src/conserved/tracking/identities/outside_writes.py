@@ -269,7 +269,7 @@ class OutsideWrites(StepIdentity):
 
     def _cannot_be_meant(self, step: TrainingStep, change: _Change, *, inside: bool) -> bool:
         """Return whether a write is stated at once: few programs make it on purpose, and not as a habit."""
-        if self._comes_from_no_program(change):
+        if self._comes_from_no_program(change) or _rounding(change) is not None:
             return True
         factors = [change.factor(i) for i in change.written]
         if any(factor is None for factor in factors):
@@ -291,6 +291,7 @@ class OutsideWrites(StepIdentity):
         return any(not bool(torch.isfinite(change.new[i]).all()) for i in change.written)
 
     def _describe(self, change: _Change, rows: Sequence[Sequence[float]]) -> StepFinding:
+        coarse = _rounding(change)
         worst = max(change.written, key=lambda i: rows[i][0] / max(rows[i][1], 1e-300))
         listed = [self._names[i] for i in change.written if i != worst]
         number = change.sample.number
@@ -303,7 +304,13 @@ class OutsideWrites(StepIdentity):
             step=number,
             certain=self._comes_from_no_program(change),
             message=f"Something else than the optimizer wrote to {name_tensors([self._names[worst], *listed])} between "
-            f"step {number} and the next: {_describe(change.old[worst], change.new[worst])}.",
+            f"step {number} and the next: "
+            + (
+                f"{_describe(change.old[worst], change.new[worst])}."
+                if coarse is None
+                else f"all of it was rounded to {str(coarse).removeprefix('torch.')}, and updates below its "
+                "spacing are lost."
+            ),
         )
 
     def _remember_buffers(self, step: TrainingStep) -> None:
@@ -482,6 +489,15 @@ class OutsideWrites(StepIdentity):
                 message=f"Stored bits of {name} changed between step {sample.number} and the next, in entries that are "
                 "few or small. No step was made in between: a bit flip, or a write from elsewhere.",
             )
+
+
+def _rounding(change: _Change) -> torch.dtype | None:
+    """Return the type that all written weights were rounded to; None if they were not."""
+    for kind in (torch.bfloat16, torch.float16):
+        finer = all(torch.finfo(change.sample.tensors[i].dtype).eps < torch.finfo(kind).eps for i in change.written)
+        if finer and all(torch.equal(change.old[i].to(kind).double(), change.new[i]) for i in change.written):
+            return kind
+    return None
 
 
 def _batch_counts(step: TrainingStep) -> dict[str, int]:

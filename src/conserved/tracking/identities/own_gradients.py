@@ -38,6 +38,9 @@ _SAMPLE = 64
 """Entries of a gradient that tell it from another."""
 
 
+_WITHOUT = 2
+"""Steps in a row without a gradient and without a pass of the model after which that is reported."""
+
 _FOLLOWED_STEPS = 64
 """Steps in which the gradient of every tensor is followed, and not of a few."""
 
@@ -117,6 +120,8 @@ class OwnGradients(StepIdentity):
         self._owned: dict[int, list[tuple[_Listener, Tensor]]] = {}
         """By optimizer, the listeners of its tensors."""
         self._optimizer: dict[int, int] = {}
+        self._ungraded: dict[int, int] = {}
+        """By optimizer, steps in a row in which none of its tensors had a gradient."""
         self._evaluations: dict[int, int] = {}
         """By optimizer that counts them, evaluations of its closure."""
         self._modes: list[bool] = []
@@ -204,7 +209,8 @@ class OwnGradients(StepIdentity):
             empty = old is None or not bool(local(old).any())
             nonzero = listener.arrived is not None and bool(listener.arrived.any())
             listener.emptied |= empty
-            listener.cleared += empty and nonzero and listener.landed and parameter._version == listener.version
+            if empty and nonzero and listener.landed and parameter._version == listener.version:
+                listener.cleared = listener.arrivals
             listener.mixed |= not empty and listener.carried == listener.arrivals
         if listener.arrivals and old is not None and listener.accumulated is not None and on_host(old):
             self._compare_with_sum(listener, old)
@@ -350,25 +356,49 @@ class OwnGradients(StepIdentity):
         step.read(largest, decide)
 
     def _notice_none(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
-        """Report an optimizer whose parameters no backward pass has ever reached."""
-        if any(listener.ever for listener, _ in own) or not step.passes or step.holds_nothing_of_model(optimizer):
+        """Report an optimizer whose parameters no backward pass has ever reached, or none of the last steps.
+
+        A step without a gradient makes the state of an optimizer, before it is loaded or sharded; it is made once.
+        """
+        graded = any(p.grad is not None for p in grouped_parameters(optimizer))
+        count = self._ungraded[id(optimizer)] = 0 if graded else self._ungraded.get(id(optimizer), 0) + 1
+        ever = any(listener.ever for listener, _ in own)
+        name = type(optimizer).__name__
+        if graded or step.holds_nothing_of_model(optimizer) or id(optimizer) in self._optimizer:
             return
-        if any(p.grad is not None for p in grouped_parameters(optimizer)) or id(optimizer) in self._optimizer:
+        if not step.passes and count == _WITHOUT and len(step.optimizers) == 1:
+            self._optimizer[id(optimizer)] = step.number
+            step.report(
+                StepFinding(
+                    code="no gradient",
+                    certain=True,
+                    tensor=own[0][0].name if own else "",
+                    step=step.number - _WITHOUT + 1,
+                    message=f"{name}.step() has no gradient to use{' any more' if ever else ''}: the model that is "
+                    f"watched does not run, and no backward pass reaches what {name} holds. Is a copy of the model "
+                    "trained, or one that was loaded anew?",
+                )
+            )
+        if ever or not step.passes:
             return
         self._optimizer[id(optimizer)] = step.number
-        name = type(optimizer).__name__
         step.report(
             StepFinding(
                 code="no gradient",
                 certain=True,
                 tensor=own[0][0].name if own else "",
                 message=f"{name}.step() has no gradient to use: the model ran, and no backward pass reached any tensor "
-                f"that {name} holds. Is the loss detached, or backward() called on something else?",
+                f"that {name} holds. "
+                + (
+                    "Is set_requires_gradient_sync(False) still on, so that no gradient is reduced and sharded?"
+                    if own and hasattr(own[0][1], "to_local")
+                    else "Is the loss detached, or backward() called on something else?"
+                ),
             )
         )
 
     def _notice_discarded(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
-        """Report steps in a row that use only the last of several backward passes.
+        """Report steps in a row that use only the last of several backward passes, one or more.
 
         Adversarial training clears gradients too, of passes whose inputs require one, and some loops those of a first
         pass over the same batch. Loops that combine gradients by hand step with something else than the last one.
@@ -378,7 +408,7 @@ class OwnGradients(StepIdentity):
             listener.cleared
             and p.grad is not None
             and is_plain(p.grad)
-            and _is_parallel(listener.arrived, _entries(p.grad))
+            and _is_parallel(_sum_of(listener), _entries(p.grad))
             for listener, p in reached
         )
         usual = last and not step.differentiable and step.passes >= reached[0][0].arrivals and not step.repeats_batches
@@ -399,8 +429,9 @@ class OwnGradients(StepIdentity):
                     tensor=reached[0][0].name,
                     step=step.number - wait + 1,
                     message=f"Gradients of {cleared} of {number} backward passes were cleared before "
-                    f"{type(optimizer).__name__}.step(): only the last counts. To accumulate, call zero_grad() after "
-                    "step() only.",
+                    f"{type(optimizer).__name__}.step(): only the last "
+                    f"{'counts' if number - cleared == 1 else f'{number - cleared} count'}. To accumulate, call "
+                    "zero_grad() after step() only.",
                 )
             )
 
@@ -565,6 +596,11 @@ def _is_parallel(a: Tensor | None, b: Tensor) -> bool:
     a, b = a.double(), b.double()
     length = float(a.norm() * b.norm())
     return length > 0 and float(a @ b) > (1 - 1e-5) * length
+
+
+def _sum_of(listener: _Listener) -> Tensor | None:
+    """Return some entries of what came since gradients were cleared; of the last that came where that is not known."""
+    return listener.arrived if listener.kept_entries is None else listener.kept_entries
 
 
 def _is_used(used: _Use | None, gradient: Tensor) -> bool:

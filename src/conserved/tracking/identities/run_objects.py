@@ -26,6 +26,20 @@ class RunObjects:
     unheld: list[weakref.ref[Any]] = field(default_factory=list)
     """Parameters outside of the model that have a gradient and that no optimizer of the process holds."""
 
+    @property
+    def scaler(self) -> Any:
+        """A gradient scaler that is in use; None if there is none."""
+        alive = (reference() for reference in self.scalers)
+        return next((s for s in alive if s is not None and s.is_enabled() and s._scale is not None), None)
+
+    @staticmethod
+    def optimizers() -> list[Optimizer]:
+        """Return every optimizer of the process."""
+        # By type: `isinstance` asks proxies, which may raise.
+        return [
+            each for each in gc.get_objects() if issubclass(type(each), Optimizer) and hasattr(each, "param_groups")
+        ]
+
     @staticmethod
     def search(model: nn.Module | None = None) -> RunObjects:
         """Look once at every object of the process: about 20 ms for the half million that importing torch makes."""

@@ -129,9 +129,11 @@ def _shifts(x: Tensor, read: _Labels) -> Iterator[int]:
     if tokens.shape != read.labels.shape:
         return
     length = tokens.shape[1]
-    for shift in (1, 0, 2):
-        used = read.used[:, : length - shift]
-        labels, goals = read.labels[:, : length - shift][used], tokens[:, shift:][used]
+    for shift in (1, 0, 2, -1):
+        # Of labels that are behind, the first has no token.
+        ahead, behind = max(shift, 0), max(-shift, 0)
+        used = read.used[:, behind : length - ahead]
+        labels, goals = read.labels[:, behind : length - ahead][used], tokens[:, ahead : length - behind][used]
         if len(labels) >= _LEAST and len(goals.unique()) > 2 and torch.equal(labels, goals):
             yield shift
             return
@@ -221,6 +223,13 @@ def _judge(changed: Tensor, used: Tensor, shift: int) -> Iterator[StepFinding]:
             message="The model sees the tokens it has to predict: labels are the next tokens, and logits of earlier "
             f"positions ({int(early.sum())} of {len(early)}) change with the last one. Is the causal mask missing, "
             "inverted or transposed?",
+        )
+    elif shift == -1:
+        yield StepFinding(
+            code="labels",
+            certain=True,
+            message="Labels are the tokens before, not the next ones: every position is asked for the token that it "
+            "was just given. Were inputs and labels shifted the wrong way?",
         )
     elif len(changed) > 1 and bool(changed[1, -1]) and not bool(changed[:, :-1].any()):
         yield StepFinding(
