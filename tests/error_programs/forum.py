@@ -768,7 +768,7 @@ def optimizer_in_loop(wrong: bool) -> Monitor:
     with Monitor(model, optimizer) as monitor:
         for _ in range(6):
             if wrong:
-                optimizer.__init__(model.parameters(), 1e-3)  # type: ignore[misc]
+                optimizer = torch.optim.Adam(model.parameters(), 1e-3)
             optimizer.zero_grad()
             loss_of(model).backward()
             optimizer.step()

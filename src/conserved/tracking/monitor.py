@@ -44,6 +44,7 @@ from conserved.tracking.objective import OBJECTIVE, LossObjective
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.peers import Peers, is_first_process
 from conserved.tracking.process_laws import COPIED, SPREAD, laws_of_process, steps_copies
+from conserved.tracking.relayed_alarms import RelayedAlarms
 from conserved.tracking.run_audits import (
     AUDIT,
     Audits,
@@ -72,6 +73,7 @@ IDENTITIES = "identities of steps"
 """The stage of identities that hold in every step of every model."""
 
 LINES = "status lines"
+RELAY = "alarms of other processes"
 """The stage that reports what is watched."""
 
 _UNSEEN = 3
@@ -152,6 +154,7 @@ class Monitor(RunResults):
         self._peers = Peers()
         self._boundary.when_failed(self._withdraw)
         self._boundary.attempt(STEP, self._peers.announce)
+        self._relay = self._boundary.attempt(RELAY, RelayedAlarms) if several_processes() else None
         self._stop, self._every, self._audit_every = stop, every, audit
         self._budget = budget_for(self.model, budget)
         self._known: LawAccount | None = None
@@ -579,6 +582,7 @@ class Monitor(RunResults):
                 self._held = [replace(alarm, certain=True) for alarm in self._held]
                 self._waiting = tuple(replace(alarm, certain=True) for alarm in self._waiting)
         self._boundary.attempt(STEP, self._step)
+        self._boundary.attempt(RELAY, self._relay_alarms)
         self._boundary.attempt(STEP, self._take_times)
         if not self._opened:
             self._boundary.attempt(LINES, self._open)
@@ -618,6 +622,13 @@ class Monitor(RunResults):
         self._let_go_of_laws()
         self._boundary.turn_off(LAWS, OBJECTIVE)
         self._boundary.attempt(AUDIT, self._begin_audits, LawSet(symmetries=()))
+
+    def _relay_alarms(self) -> None:
+        """Show alarms of this process to the first one, and raise there what others have shown."""
+        fresh = self._records.alarms.take_fresh()
+        if self._relay is not None:
+            self._relay.show(fresh)
+            self._records.raise_at_once(self._relay.arrivals())
 
     def _step(self) -> None:
         alarms, self._held = self._held, []
@@ -773,6 +784,7 @@ class Monitor(RunResults):
         self._boundary.attempt("closing", self._records.raise_at_once, self._waiting)
         self._waiting = ()
         self._boundary.attempt("closing", self.flush)
+        self._boundary.attempt("closing", self._relay_alarms)
         self._withdraw(STEP)
         for undo in self._undo():
             self._boundary.attempt("closing", undo)

@@ -25,6 +25,7 @@ class RaisedAlarms:
         self._logs = logs
         self._groups = AlarmGroups()
         self._waiting: list[Alarm] = []
+        self._fresh: list[Alarm] = []
 
     @property
     def all(self) -> list[Alarm]:
@@ -48,6 +49,11 @@ class RaisedAlarms:
                 self._waiting.append(alarm)
             self.add(alarm)
 
+    def take_fresh(self) -> list[Alarm]:
+        """Return alarms and statements of new kinds since the last call, for other processes."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
     def until(self, step: int) -> tuple[Alarm, ...]:
         """Return the alarms raised at once up to this step, for its record; each is returned once."""
         due = tuple(alarm for alarm in self._waiting if alarm.step <= step)
@@ -56,7 +62,10 @@ class RaisedAlarms:
 
     def add(self, alarm: Alarm) -> None:
         """Tell of every kind of alarm once for each family of laws; the records have all of them."""
-        if not self._groups.add(alarm) or not self._logs:
+        if not self._groups.add(alarm):
+            return
+        self._fresh.append(alarm)
+        if not self._logs:
             return
         if alarm.certain:
             LOGGER.warning("conserved: %s", "\n    ".join(alarm.lines()))

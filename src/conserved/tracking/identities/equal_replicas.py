@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class EqualReplicas(StepIdentity):
         self._equal_start: bool | None = None
         self._common: dict[int, list[str]] = {}
         """By process, tensors that it shared with this one at the start, if it did not share all."""
+        self._varied: list[str] = []
+        """Tensors whose entries are not all equal, where some tensors only are replicas."""
         self._agreed: set[int] = set()
         """Processes with which all tensors agreed after some step."""
         self._different: dict[int, StepFinding] = {}
@@ -227,6 +230,7 @@ class EqualReplicas(StepIdentity):
                 if not equal:
                     apart = {*_apart(theirs["parameters"], own["parameters"], self._names)} | self._held_apart(rank)
                     varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
+                    self._varied = varied
                     self._common[rank] = [name for name in varied if name not in apart]
                 # What the wrapper ignores and processes hold apart is each one's own, as rows of a table dealt out.
                 apart = self._apart(rank, theirs["parameters"], own["parameters"])
@@ -316,8 +320,18 @@ class EqualReplicas(StepIdentity):
             and their_sums[0]
             and math.dist(own_sums, their_sums) > _ROUNDING * max(own_sums[0], their_sums[0])
         ]
-        if differing:
-            yield self._finding("gradients", differing, rank, number, own)
+        if not differing:
+            return
+        # The bias of an expert or of a split layer may begin like that of another process, and is no replica.
+        whole = [name for name in differing if self._is_whole(rank, name)]
+        finding = self._finding("gradients", whole or differing, rank, number, own)
+        yield finding if whole else replace(finding, certain=False)
+
+    def _is_whole(self, rank: int, name: str) -> bool:
+        """Return whether no other tensor of the same module differed from that of another process at the start."""
+        module = name.rpartition(".")[0]
+        siblings = {other for other in self._varied if other.rpartition(".")[0] == module}
+        return siblings <= {*self._common[rank]}
 
     def _different_starts(
         self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
@@ -411,6 +425,7 @@ class EqualReplicas(StepIdentity):
         step.report(
             StepFinding(
                 code="same data",
+                certain=True,
                 step=number - 1,
                 ranks=ranks,
                 message=f"Ranks {ranks[0]} and {ranks[1]} run the same batches: more processes bring no more data. Is "

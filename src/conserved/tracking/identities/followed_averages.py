@@ -26,6 +26,9 @@ _APART = 1e-3
 """How far, relative to the weights, a model has to be from its average before that is asked."""
 
 
+_NEVER = 5
+"""Steps after which a run says at its end that an averaged model was never updated."""
+
 _BEGINNING, _LEAST_ENTRIES, _UNRELATED = 4, 64, 0.5
 """Steps in which a copy may be seen to begin apart; entries of a matrix that is asked; the cosine it has to stay below.
 
@@ -61,6 +64,12 @@ class FollowedAverages(StepIdentity):
             self._look_at_averages(step, step.objects)
             self._look_at_copies(step, step.objects)
         self._stepped = False
+
+    def close(self, step: TrainingStep) -> None:
+        """Note averaged models that were there from the start and were never updated."""
+        alive = [] if step.objects is None else [reference() for reference in step.objects.averages]
+        if step.number > _NEVER and any(int(getattr(average, "n_averaged", 1)) == 0 for average in alive):
+            step.notes.append(f"AveragedModel was never updated in {step.number - 1} steps")
 
     def _look_at_copies(self, step: TrainingStep, objects: RunObjects) -> None:
         """Report a copy of the model that is written to in every step and does not come nearer to the model."""

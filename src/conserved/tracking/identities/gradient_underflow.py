@@ -17,6 +17,10 @@ _SMALLEST = torch.finfo(torch.float16).smallest_normal
 """Below it, float16 loses bits; below a thousandth of it, everything."""
 
 
+_BITS = 64
+"""Entries of each gradient whose last bits are looked at."""
+
+
 class GradientUnderflow(StepIdentity):
     """Looks at the typical size of gradients whose passes ran in float16, as the optimizer is about to use them.
 
@@ -28,7 +32,8 @@ class GradientUnderflow(StepIdentity):
 
     def __init__(self) -> None:
         self._half = False
-        self._reported = False
+        self._reported = self._looked = self._coarse = False
+        """Whether an underflow was reported, bits were looked at, and a pass ran in an autocast region."""
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         if self._reported or not torch.is_grad_enabled():
@@ -38,8 +43,11 @@ class GradientUnderflow(StepIdentity):
             kind = first.device.type
             cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
             self._half = (torch.get_autocast_dtype(kind) if cast else first.dtype) == torch.float16
+            self._coarse |= cast
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if not self._looked and not self._coarse:
+            self._look_at_bits(step)
         half, self._half = self._half, False
         if not half or self._reported:
             return
@@ -53,6 +61,23 @@ class GradientUnderflow(StepIdentity):
             names = [name for name, _ in pairs]
             numbers = torch.stack([_typical(local(g.detach())) for _, g in pairs])
             step.read(numbers, lambda arrived: self._judge(names, arrived))
+
+    def _look_at_bits(self, step: TrainingStep) -> None:
+        """Note gradients in float32 that have the bits of bfloat16 only, though all passes run in float32."""
+        self._looked = True
+        gradients = [
+            local(p.grad) for p in step.structure.parameters.values() if p.grad is not None and is_plain(p.grad)
+        ]
+        fine = [g.detach().flatten()[:_BITS] for g in gradients if g.dtype == torch.float32 and g.ndim > 1]
+        if fine:
+            some = torch.cat([g.to(fine[0].device) for g in fine])
+            numbers = torch.stack([(some == some.bfloat16().float()).all(), some.any()])
+            step.read(numbers.double(), lambda arrived: self._note_bits(step, arrived))
+
+    def _note_bits(self, step: TrainingStep, numbers: Tensor) -> Iterator[StepFinding]:
+        if bool(numbers.all()):
+            step.notes.append("gradients of float32 weights are rounded to bfloat16 before they are used")
+        yield from ()
 
     def _judge(self, names: list[str], numbers: Tensor) -> Iterator[StepFinding]:
         small = [(value, name) for value, name in zip(numbers.tolist(), names, strict=True) if value < _SMALLEST]

@@ -24,6 +24,9 @@ from conserved.tracking.identities.step_identity import (
 _ENTRIES = 256
 """Entries that say whether a tensor was written to."""
 
+_MOVED, _STOOD = 2, 2
+"""Steps in which weights that are copied from elsewhere moved, and steps in a row without, after which it is stated."""
+
 
 class HeldParameters(StepIdentity):
     """Compares, by identity, the model's trained tensors with those in the optimizers' groups.
@@ -45,6 +48,10 @@ class HeldParameters(StepIdentity):
         """Trained tensors in attributes when watching began; activations that a stage receives come later."""
         self._idle = 0
         """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
+        self._copied: dict[str, tuple[int, int]] = {}
+        """By tensor that no optimizer holds: steps in which it moved, and steps in a row in which it did not."""
+        self._first_look = False
+        """Whether groups were looked at for the first time, as they are now, in this step."""
         self._idle_shapes: set[tuple[int, ...]] = set()
 
     def begin(self, step: TrainingStep) -> None:
@@ -67,9 +74,10 @@ class HeldParameters(StepIdentity):
         """Report tensors that are still as they were before the step."""
         if not self._open:
             return
-        candidates, self._open = self._open, []
-        candidates = [row for row in candidates if on_host(row[1]) and torch.equal(_some(row[1]), row[2])]
-        if not candidates:
+        rows, self._open = [row for row in self._open if on_host(row[1])], []
+        candidates = [row for row in rows if torch.equal(_some(row[1]), row[2])]
+        self._look_at_copied(step, rows, candidates)
+        if not candidates or not self._first_look:
             return
         elsewhere = _held_anywhere(step)
         lost = [name for name, p, _ in candidates if id(p) not in elsewhere]
@@ -96,6 +104,33 @@ class HeldParameters(StepIdentity):
         others = tuple(lost[1:])
         step.report(StepFinding(code="not held", certain=certain, tensor=lost[0], others=others, message=message))
 
+    def _look_at_copied(
+        self,
+        step: TrainingStep,
+        rows: list[tuple[str, Tensor, Tensor]],
+        still: list[tuple[str, Tensor, Tensor]],
+    ) -> None:
+        """Report weights that someone copied from what the optimizer steps, in every step, and does no more."""
+        for name, *_ in rows:
+            moved, stood = self._copied.get(name, (0, 0))
+            stands = any(name == other for other, *_ in still)
+            self._copied[name] = (moved, stood + 1) if stands else (moved + 1, 0)
+        lost = [name for name, *_ in still if self._copied[name][0] >= _MOVED and self._copied[name][1] == _STOOD]
+        if lost and len(lost) == len(rows):
+            step.report(
+                StepFinding(
+                    code="did not land",
+                    # Another optimizer may have stepped them, and rest.
+                    certain=False,
+                    tensor=lost[0],
+                    others=tuple(lost[1:]),
+                    step=step.number - _STOOD + 1,
+                    message=f"Updates no longer reach {name_tensors(lost)}: the optimizer steps other tensors, from "
+                    f"which they were copied up to step {step.number - _STOOD}. Do they share no memory now, or is "
+                    "the copy left out?",
+                )
+            )
+
     def _look_at_groups(self, step: TrainingStep) -> None:
         own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.structure.parameters.items()}
         registered = set(own)
@@ -103,8 +138,13 @@ class HeldParameters(StepIdentity):
         own |= {id(p): (name, p) for name, p in copies if p is not None and id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
-        if signature == self._signature:
+        self._first_look = signature != self._signature
+        if not self._first_look:
+            # Weights that were copied from elsewhere in the first step are followed.
+            copied = [(name, p) for name, p in own.values() if self._copied.get(name, (0, 0))[0] and p.grad is not None]
+            self._open = [(name, p, _some(p).clone()) for name, p in copied if on_host(p)]
             return
+        self._copied.clear()
         first, self._signature = self._signature is None, signature
         optimized = {id(p) for p in groups}
         self._unregistered = {name for key, (name, _) in own.items() if key not in registered}

@@ -365,6 +365,8 @@ class LoopOrder(StepIdentity):
             step.report(
                 StepFinding(
                     code="no step",
+                    # A loop that has stepped before may leave out some steps.
+                    certain=not self._ever,
                     step=step.number - _SKIPPED + 1,
                     message="No optimizer made a step: backward() gives gradients, they are cleared, "
                     "and the weights stay "

@@ -153,6 +153,7 @@ class OutputLoss(StepIdentity):
             if a.number == b.number and a.accumulated != b.accumulated != now:
                 yield StepFinding(
                     code="twice",
+                    certain=True,
                     message="backward() ran twice over one forward pass, with the same gradient of the outputs: every "
                     "gradient is twice that of the loss. Was retain_graph=True set to silence an error?",
                 )
@@ -204,6 +205,7 @@ class OutputLoss(StepIdentity):
             if _likelihood_of_unnormalised(outputs, gradient):
                 yield StepFinding(
                     code="probabilities",
+                    certain=True,
                     message="nll_loss is given outputs that are not logarithms of probabilities: its gradient raises "
                     "the output of the label and lowers no other. Apply log_softmax, or use cross_entropy.",
                 )
@@ -235,6 +237,7 @@ class OutputLoss(StepIdentity):
             if labels is not None:
                 yield StepFinding(
                     code="labels",
+                    certain=True,
                     message=f"A binary loss is given the labels {labels[0]:g} and {labels[1]:g}: it has no minimum "
                     "there, and outputs grow without end. Labels have to be 0 and 1.",
                 )

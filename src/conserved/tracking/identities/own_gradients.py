@@ -91,6 +91,8 @@ class _Listener:
     """Gradients that came before another optimizer stepped and were there after it."""
     mixed: bool = False
     """Whether others were added to those."""
+    elsewhere: bool = False
+    """Whether a gradient was added to one of a pass before the parameter was written to."""
     discarding: int = 0
     """Steps in a row in which gradients were cleared before they were used."""
     accumulated: tuple[int, int] | None = None
@@ -120,6 +122,8 @@ class OwnGradients(StepIdentity):
         self._owned: dict[int, list[tuple[_Listener, Tensor]]] = {}
         """By optimizer, the listeners of its tensors."""
         self._optimizer: dict[int, int] = {}
+        self._reused: dict[int, int] = {}
+        """By optimizer, the last step in which it used gradients again."""
         self._ungraded: dict[int, int] = {}
         """By optimizer, steps in a row in which none of its tensors had a gradient."""
         self._evaluations: dict[int, int] = {}
@@ -212,6 +216,7 @@ class OwnGradients(StepIdentity):
             if empty and nonzero and listener.landed and parameter._version == listener.version:
                 listener.cleared = listener.arrivals
             listener.mixed |= not empty and listener.carried == listener.arrivals
+            listener.elsewhere |= not empty and parameter._version != listener.version
         if listener.arrivals and old is not None and listener.accumulated is not None and on_host(old):
             self._compare_with_sum(listener, old)
         listener.version, listener.landed = parameter._version, False
@@ -325,6 +330,7 @@ class OwnGradients(StepIdentity):
         if not step.holds_nothing_of_model(optimizer):
             self._notice_second_use(step, optimizer, own)
         if not stale:
+            self._notice_elsewhere(step, optimizer, own)
             self._notice_mixed(step, optimizer, own)
             self._notice_left(step, optimizer)
 
@@ -435,6 +441,23 @@ class OwnGradients(StepIdentity):
                 )
             )
 
+    def _notice_elsewhere(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients that were added up over passes with other weights, in loops that move weights in between."""
+        reached = [listener for listener, _ in own if listener.arrivals]
+        if not reached or step.closure or not all(listener.elsewhere and not listener.cleared for listener in reached):
+            return
+        step.report(
+            StepFinding(
+                code="stale gradient",
+                certain=False,
+                tensor=reached[0].name,
+                others=tuple(listener.name for listener in reached[1:]),
+                message=f"The gradient of step {step.number} is a sum of passes at different weights: weights were "
+                "written to between two backward passes, and zero_grad() was not called in between, as sharpness-aware "
+                "minimisation needs it.",
+            )
+        )
+
     def _notice_mixed(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report gradients of a pass that was another optimizer's, in a loop where both step in turns."""
         mixed = [listener.name for listener, _ in own if listener.mixed]
@@ -513,9 +536,12 @@ class OwnGradients(StepIdentity):
         if not known or any(listener.since for listener, _ in own):
             return
         if all(p.grad is not None and _is_used(listener.used, p.grad) for listener, p in known):
+            again, self._reused[id(optimizer)] = self._reused.get(id(optimizer)), step.number
             step.report(
                 StepFinding(
                     code="used twice",
+                    # Once may be a step that only decays weights, or draws noise.
+                    certain=again == step.number - 1,
                     tensor=known[0][0].name,
                     message=f"{type(optimizer).__name__}.step() used gradients that a step has used "
                     "already: no backward "
@@ -545,6 +571,7 @@ class OwnGradients(StepIdentity):
             listener.arrivals, listener.since, listener.stale = 0, 0, False
             listener.cleared, listener.emptied, listener.mixed = 0, False, False
             listener.rescaled, listener.untouched, listener.accumulated = 0, False, None
+            listener.elsewhere = False
             gradient = p.grad
             listener.used = None
             if gradient is not None and is_plain(gradient):
