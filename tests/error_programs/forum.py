@@ -918,7 +918,7 @@ def averaged_twice(wrong: bool) -> Monitor:
     return train(model, torch.optim.SGD(model.parameters(), 0.05), loss, between=between)
 
 
-@case("softmax over heads instead of keys", *ANY, words="softmax|attention|head", source="dim=1 in attention")
+@case("softmax over heads instead of keys", *ANY, words="softmax|attention|head|sees", source="dim=1 in attention")
 def softmax_over_heads(wrong: bool) -> Monitor:
     class Attention(nn.Module):
         def __init__(self) -> None:

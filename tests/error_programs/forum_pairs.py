@@ -241,7 +241,7 @@ def column_parallel(wrong: bool, rank: int) -> Monitor:
 
 @pair(
     "gradients of norms are not reduced under sequence parallelism",
-    "differ|reduc|gradient",
+    "differs|reduced",
     source="Megatron-LM sequence parallel norms",
 )
 def sequence_parallel(wrong: bool, rank: int) -> Monitor:
@@ -258,7 +258,7 @@ def sequence_parallel(wrong: bool, rank: int) -> Monitor:
 
 @pair(
     "each process clips its shards of gradients by their own norm",
-    "clip|norm|differ|scale|reduc",
+    "own norm|clipped",
     source="ZeRO by hand without a reduced norm",
 )
 def clipped_by_shard(wrong: bool, rank: int) -> Monitor:
@@ -279,7 +279,7 @@ def clipped_by_shard(wrong: bool, rank: int) -> Monitor:
 
 @pair(
     "fully sharded gradients are not reduced because their synchronisation is off",
-    "reduc|gradient|sync",
+    "sync",
     source="set_requires_gradient_sync(False) left on",
 )
 def sync_off(wrong: bool, rank: int) -> Monitor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -64,7 +65,17 @@ _PAIRED = ("Unsqueeze", "Expand", "View", "Reshape", "Cdist", "Mm", "Bmm", "Addm
 """Operations that make pairs of rows on purpose, or take part in it."""
 
 
-def crossed_shapes(loss: Tensor, outputs: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+@dataclass(frozen=True, slots=True)
+class CrossedShapes:
+    """A shape (n,) or (n, 1) that an operation of a loss broadcasts to (n, n)."""
+
+    own: tuple[int, ...]
+    square: tuple[int, ...]
+    difference: bool
+    """Whether the operation is a difference, as of outputs and targets; a product may be with a matrix of pairs."""
+
+
+def crossed_shapes(loss: Tensor, outputs: Sequence[Any]) -> CrossedShapes | None:
     """Return a shape (n,) or (n, 1) and the shape (n, n) that an operation of the loss broadcasts it to.
 
     Only operations whose other argument is a constant count, as labels and weights of examples are: pairs of outputs
@@ -83,7 +94,7 @@ def crossed_shapes(loss: Tensor, outputs: Sequence[Any]) -> tuple[tuple[int, ...
         size = shape[0]
         made = type(node).__name__.startswith(_PAIRED) or type(parents[0][0]).__name__.startswith(_PAIRED[:1])
         if own in ((size,), (size, 1)) and not made:
-            return own, shape
+            return CrossedShapes(own, shape, type(node).__name__.startswith(("Sub", "Rsub")))
     return None
 
 

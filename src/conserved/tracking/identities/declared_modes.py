@@ -85,6 +85,8 @@ class DeclaredModes(StepIdentity):
         """The state of the random numbers before the first pass of the last step."""
         self._seeded, self._drawn = 0, False
         """Steps in a row that began so, and whether the last one drew random numbers."""
+        self._just_evaluated = False
+        """Whether the model ran in eval mode and without gradients since the last step."""
         self._recomputed = False
         """Whether batch norms were seen to run inside a backward pass."""
         self._probe: Tensor | None = None
@@ -174,6 +176,7 @@ class DeclaredModes(StepIdentity):
         training = _effective_mode(step.structure, declared=module.training)
         if not torch.is_grad_enabled():
             self._ungraded += training
+            self._just_evaluated |= not training
             self._half_switched |= training and not module.training
             self._begin_evaluation(step, module)
             return
@@ -257,12 +260,15 @@ class DeclaredModes(StepIdentity):
             self._drawn = not torch.equal(torch.get_rng_state(), self._first_numbers)
         precisions, self._seen_autocast = self._seen_autocast, set()
         ungraded, self._ungraded = self._ungraded, 0
+        evaluated, self._just_evaluated = self._just_evaluated, False
         sensitive = _mode_matters(step.structure)
         if modes == {False} and sensitive and self._training in (None, True):
             before = "" if self._training is None else ", after steps in train mode"
             step.report(
                 StepFinding(
                     code="mode",
+                    # Who freezes norms and dropout on purpose does so without an evaluation before.
+                    certain=evaluated and self._training is True,
                     message=f"The model was trained in eval mode in step {step.number}{before}: "
                     f"{sensitive} is off. Call "
                     "model.train() after evaluating.",

@@ -117,6 +117,8 @@ class FollowedAverages(StepIdentity):
                 step.report(
                     StepFinding(
                         code="average",
+                        # Decays rise to one at the end of some schedules.
+                        certain=step.number <= _BEGINNING and float(gone.norm()) <= _FOLLOWED * float(entries.norm()),
                         step=step.number - 1,
                         message="A copy of the model is written to in every step, as an average is, "
                         "and does not follow "
@@ -199,6 +201,7 @@ class FollowedAverages(StepIdentity):
                     step.report(
                         StepFinding(
                             code="average",
+                            certain=True,
                             message=f"The averaged model was updated in step {step.number} and did "
                             "not move, though the "
                             "model did. Is its decay 1, or is it averaged with itself?",

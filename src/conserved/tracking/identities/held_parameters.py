@@ -199,6 +199,7 @@ class HeldParameters(StepIdentity):
             step.report(
                 StepFinding(
                     code="untied",
+                    certain=True,
                     tensor=names[1],
                     others=(names[0],),
                     message=f"{names[1]} and {names[0]} were one tensor and are two now: the tie was "

@@ -58,6 +58,7 @@ class KeptInputs(StepIdentity):
                 step.report(
                     StepFinding(
                         code="input written",
+                        certain=True,
                         step=step.number - 1,
                         message="The model writes to its input in place, and gets the same memory again in step "
                         f"{step.number}: the data set is changed by every pass. Copy the input first, or use "

@@ -67,6 +67,7 @@ class LearnableStarts(StepIdentity):
         if equal:
             yield StepFinding(
                 code="stuck",
+                certain=True,
                 tensor=equal[0],
                 others=tuple(equal[1:]),
                 step=number - 1,

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from conserved.boundary import Boundary, Hook
 from conserved.tracking.identities.finding import StepFinding
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host, tensors_in
-from conserved.tracking.loss_graph import crossed_shapes, loss_under_way
+from conserved.tracking.loss_graph import CrossedShapes, crossed_shapes, loss_under_way
 
 _STEPS = 2
 """Steps in which outputs are looked at."""
@@ -94,8 +94,8 @@ class OutputLoss(StepIdentity):
         """The memory that the inputs of the last step were in, and how often it had been written to."""
         self._nodes: list[Any] = []
         """Ends of the graphs of this step's passes."""
-        self._crossed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        """A shape in the graph of the loss, and the square shape it was broadcast to."""
+        self._crossed: CrossedShapes | None = None
+        """A shape in the graph of the loss that was broadcast to a square."""
         self._maximised = self._same_class = 0
         """Steps in a row in which cross-entropy was maximised, and in which all labels were one class."""
         self._targets: list[float] = []
@@ -250,6 +250,7 @@ class OutputLoss(StepIdentity):
             if abs(first - second) > 1e-3 * (abs(first) + abs(second)):
                 yield StepFinding(
                     code="broadcast",
+                    certain=True,
                     step=step.number - 1,
                     message="The squared error draws every output to one and the same number, the mean of the targets "
                     f"({first:.4g}, then {second:.4g}): shapes (n, 1) and (n) are broadcast to (n, n). Give the loss "
@@ -315,13 +316,14 @@ class OutputLoss(StepIdentity):
         self._handles.clear()
 
 
-def _crossing(shapes: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Iterator[StepFinding]:
+def _crossing(shapes: CrossedShapes | None) -> Iterator[StepFinding]:
     if shapes is not None:
-        one, square = shapes
+        size = shapes.square[0]
         yield StepFinding(
             code="broadcast",
-            message=f"The loss broadcasts shapes ({square[0]}, 1) and ({square[0]},) to {square}: a tensor of shape "
-            f"{one} meets every entry of another one, and not its own. Give the loss tensors of one shape.",
+            certain=shapes.difference,
+            message=f"The loss broadcasts shapes ({size}, 1) and ({size},) to {shapes.square}: a tensor of shape "
+            f"{shapes.own} meets every entry of another one, and not its own. Give the loss tensors of one shape.",
         )
 
 

@@ -537,7 +537,6 @@ def _moved_frozen(moved: Tensor, names: Sequence[str], optimizer: str) -> Iterat
     if listed:
         yield StepFinding(
             code="frozen moved",
-            certain=True,
             tensor=listed[0],
             others=tuple(listed[1:]),
             message=f"{name_tensors(listed)} is frozen (requires_grad=False) and {optimizer} moved it: it still has a "

@@ -267,6 +267,7 @@ class OwnGradients(StepIdentity):
             step.report(
                 StepFinding(
                     code="rescaled gradient",
+                    certain=True,
                     tensor=name,
                     others=tuple(listener.name for listener, _ in rescaled[1:]),
                     message=f"Gradients were clipped or divided after every one of {rescaled[0][0].arrivals} backward "

@@ -51,6 +51,7 @@ class SettingsInEffect(StepIdentity):
                 step.report(
                     StepFinding(
                         code="no effect",
+                        certain=True,
                         message=f"{name}.{key} was set to {value} before step {step.number}, which has no effect: "
                         f"{name} reads its groups, where {option} is {used[0]}. Set it in every group of "
                         "optimizer.param_groups.",
@@ -70,6 +71,7 @@ class SettingsInEffect(StepIdentity):
             step.report(
                 StepFinding(
                     code="no effect",
+                    certain=True,
                     message=f"A parameter group of {name} sets {key!r}, which has no effect: {name} calls it {option}, "
                     f"and uses its default {optimizer.defaults[option]}.",
                 )

@@ -240,6 +240,7 @@ def _judge(changed: Tensor, used: Tensor, shift: int) -> Iterator[StepFinding]:
     elif shift == 2 and not bool(changed[:, :-1].any()) and bool(changed[0, -1]):
         yield StepFinding(
             code="labels",
+            certain=True,
             message="The labels are shifted twice: every position is asked for the token after the next. Does the "
             "model or the loss shift labels that were shifted already?",
         )
