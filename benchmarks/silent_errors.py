@@ -57,6 +57,7 @@ from error_programs import (
     settings,
     states,
     structures,
+    surroundings,
     tasks,
     trainers,
     training,
@@ -69,7 +70,7 @@ PROGRAMS = (
     loops, updates, flows, settings, states, frameworks, replicas, processes,
     losses, gradients, structures, runs, ranks, reports,
     habits, kernels, restarts, peers, details, trainers, tasks, pairs,
-    mixtures, patches, faults, forum, forum_pairs,
+    mixtures, patches, faults, forum, forum_pairs, surroundings,
 )  # fmt: skip
 """The modules that fill the table."""
 

@@ -13,6 +13,7 @@ import torch
 import error_programs
 from error_programs import (
     flows,
+    forum,
     gradients,
     kernels,
     loops,
@@ -23,6 +24,7 @@ from error_programs import (
     settings,
     states,
     structures,
+    surroundings,
     tasks,
     trainers,
     updates,
@@ -60,6 +62,11 @@ PROGRAMS = (
     trainers.frozen_by_resume, trainers.hook_returns_detached, tasks.generator_never_steps,
     kernels.padding_inverted, reports.frozen_by_zeros, patches.moments_rounded, patches.scale_as_buffer,
     tasks.positions_over_batch, tasks.statistics_never_move, tasks.dropout_made_in_forward, tasks.depth_in_eval,
+    forum.cleared_after_first, forum.layerwise_rate, forum.second_never_stepped, forum.unscaled_loss,
+    forum.value_clipped_scaled, forum.average_of_another, forum.norms_twice, forum.labels_before, forum.sign_lost,
+    forum.loop_inside_autocast, forum.sorted_classes, forum.weights_broadcast, forum.assigned_target,
+    forum.optimizer_in_loop, forum.empty_state_loaded, forum.trained_copy, forum.nan_rows,
+    surroundings.absolute_broadcast, surroundings.left_flat_buffer, surroundings.sharpness_not_cleared,
 )  # fmt: skip
 """One program for each question that an identity asks."""
 
@@ -91,6 +98,9 @@ NOTED = {
     patches.rest_of_epoch: "step 3 has the gradients of 3 passes and those before it have 2",
     patches.swallowed_decay: "weight decay 0.05 of AdamW changes no bfloat16 weight",
     patches.empty_frequencies: "buffers that no checkpoint has are all zeros: frequencies",
+    forum.never_scheduled: "CosineAnnealingLR was never stepped in 12 steps",
+    surroundings.never_averaged: "AveragedModel was never updated in 6 steps",
+    surroundings.rounded_gradients: "rounded to bfloat16 before they are used",
 }
 """Programs of which a line says what may be meant or not."""
 

@@ -235,7 +235,7 @@ class ReducedGradients(StepIdentity):
         computed: Mapping[int, Mapping[str, list[float]]],
     ) -> None:
         """Report gradients that replicas agree on and that are not the mean of those they computed."""
-        factors = []
+        factors: list[float] = []
         for name in self._parameters:
             if any(name not in used[rank] or name not in computed[rank] for rank in self._ranks):
                 continue
