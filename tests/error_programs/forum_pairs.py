@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor
 from error_programs.case import case
-from error_programs.models import Decoder, tokens
 from error_programs.forum import ANY, Digits, Mlp, images, loss_of, rows, text_loss
+from error_programs.models import Decoder
 
 
 def reduce(model: nn.Module, group: Any = None, divide: int = 2) -> None:
