@@ -50,8 +50,8 @@ class HeldParameters(StepIdentity):
         """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
         self._copied: dict[str, tuple[int, int]] = {}
         """By tensor that no optimizer holds: steps in which it moved, and steps in a row in which it did not."""
-        self._first_look = False
-        """Whether groups were looked at for the first time, as they are now, in this step."""
+        self._looked = 0
+        """The step in which groups were looked at for the first time, as they are now."""
         self._idle_shapes: set[tuple[int, ...]] = set()
 
     def begin(self, step: TrainingStep) -> None:
@@ -77,7 +77,7 @@ class HeldParameters(StepIdentity):
         rows, self._open = [row for row in self._open if on_host(row[1])], []
         candidates = [row for row in rows if torch.equal(_some(row[1]), row[2])]
         self._look_at_copied(step, rows, candidates)
-        if not candidates or not self._first_look:
+        if not candidates or self._looked != step.number:
             return
         elsewhere = _held_anywhere(step)
         lost = [name for name, p, _ in candidates if id(p) not in elsewhere]
@@ -138,8 +138,12 @@ class HeldParameters(StepIdentity):
         own |= {id(p): (name, p) for name, p in copies if p is not None and id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
-        self._first_look = signature != self._signature
-        if not self._first_look:
+        if signature != self._signature:
+            self._looked = step.number
+        elif self._looked == step.number or not self._copied:
+            # Another optimizer of the same step, or nothing to follow.
+            return
+        else:
             # Weights that were copied from elsewhere in the first step are followed.
             copied = [(name, p) for name, p in own.values() if self._copied.get(name, (0, 0))[0] and p.grad is not None]
             self._open = [(name, p, _some(p).clone()) for name, p in copied if on_host(p)]
