@@ -136,7 +136,7 @@ MISTAKES = [
     ("no.such.module:thing", "could not be imported"),
     ("FILE:absent", "has no 'absent'. It has: torch, Attention, SwiGLU, small"),
     ("FILE:number", "Expected a model or a function that returns one"),
-    ("FILE:wrong", "to return a torch.nn.Module, got a int"),
+    ("FILE:wrong", "to return a torch.nn.Module, got int"),
     ("FILE:failing", "failed: RuntimeError: no weights here"),
     ("FILE:failing sized=1", "unexpected keyword argument 'sized'"),
     ("FILE:small heads", "Expected an option as name=value, got 'heads'"),

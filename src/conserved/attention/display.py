@@ -1,4 +1,4 @@
-"""An energy field in a notebook: one row per head, with its spectrum as a small picture."""
+"""An energy field as a table, one row per head; in a notebook with its spectrum as a small picture."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from conserved.output import html
+from conserved.output.lines import TextLine, columns, join_lines
 
 if TYPE_CHECKING:
     from conserved.attention.energy import EnergyField
 
-HEADS = ("head", "spectrum", "rank", "effective rank", "stable rank", "participation", "coherence", "largest row sum")
+HEADS = ("head", "spectrum", "rank", "effective rank", "stable rank", "participation", "coherence", "row sums")
 
 
 def title(field: EnergyField) -> str:
@@ -29,11 +30,22 @@ def table(field: EnergyField) -> str:
     return html.panel(html.paragraph(title(field)), html.table(HEADS, list(_rows(field)), numbers=range(2, 8), raw=1))
 
 
+def text(field: EnergyField) -> str:
+    """Return the statistics of every head as lines of text."""
+    rows = [(row[0], *row[2:]) for row in _rows(field)]
+    heads = (HEADS[0], *HEADS[2:])
+    lines = columns(heads, [row for row in rows if len(row) > 1], right=range(1, len(heads)), indent=2)
+    rest = [TextLine(f"… and {len(rows) - html.MOST:,} more heads", 2)] if len(rows) > html.MOST else []
+    return join_lines([TextLine(title(field)), *lines, *rest])
+
+
 def _rows(field: EnergyField) -> Iterator[tuple[str, ...]]:
     """Yield a row for each head; heads beyond the first `html.MOST` are named only, so that a thousand cost no more."""
     spectra = field.singular_values
     statistics = (field.rank, field.effective_rank, field.stable_rank, field.participation, field.coherence)
-    sums = field.row_sums.abs().amax(-1)
+    # Relative to the largest sum that entries of this size could have (Cauchy–Schwarz): zero but for rounding.
+    largest = (field.row_energies.amax(-1) * field.column_energies.shape[-1]).sqrt()
+    sums = field.row_sums.abs().amax(-1) / largest.where(largest > 0, 1.0)
     for position, index in enumerate(product(*map(range, field.row_sums.shape[:-1]))):
         name = ", ".join(map(str, index)) or "–"
         if position >= html.MOST:

@@ -120,6 +120,10 @@ class EnergyField:
     def __repr__(self) -> str:
         return f"<EnergyField: {display.title(self)}>"
 
+    def __str__(self) -> str:
+        """Return a table by head, for `print`."""
+        return display.text(self)
+
     def _repr_html_(self) -> str:
         """Return a table by head, for notebooks."""
         return display.table(self)

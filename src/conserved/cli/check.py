@@ -57,7 +57,7 @@ def check(
     specs = parse_inputs(words, "the function")
     function = load_named(target, "function")
     if not callable(function):
-        raise UsageError(f"Expected a function, got {target}, a {type(function).__name__}. Name a callable.")
+        raise UsageError(f"Expected a function, got {target} of type {type(function).__name__}. Name a callable.")
     if causal:
         given[_causal_name(function, target)] = True
     generator = torch.Generator().manual_seed(seed)

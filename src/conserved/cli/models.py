@@ -75,7 +75,7 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
         return factory
     if not callable(factory):
         raise UsageError(
-            f"Expected a model or a function that returns one, got {target}, a {type(factory).__name__}. Name "
+            f"Expected a model or a function that returns one, got {target} of type {type(factory).__name__}. Name "
             "another object."
         )
     # The same command says the same: a factory that draws random weights draws the same ones every time.
@@ -92,7 +92,7 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
         raise UsageError(f"{target} failed: {type(problem).__name__}: {problem}{hint}") from problem
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"Expected {target} to return a torch.nn.Module, got a {type(model).__name__}. Return the model."
+            f"Expected {target} to return a torch.nn.Module, got {type(model).__name__}. Return the model."
         )
     return model
 

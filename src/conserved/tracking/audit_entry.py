@@ -38,6 +38,9 @@ class AuditEntry:
     rounding: Mapping[str, float] = field(default_factory=dict)
     """The largest predicted rounding errors of dQ and dK of attention, where it runs in half precision."""
 
+    def __repr__(self) -> str:
+        return f"<AuditEntry of step {self.step}: {self.status}, {self.tested} tested, {self.refuted} refuted>"
+
     def readings(self) -> dict[str, float]:
         """Return named numbers for a dashboard."""
         result = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}

@@ -15,6 +15,7 @@ from conserved.boundary import LAWS, Boundary, Condition
 from conserved.laws import Dropped, LawSet, Reference
 from conserved.laws.renaming import unwrap
 from conserved.output.lines import counted
+from conserved.output.result_list import ResultList
 from conserved.store.step_record import By, Entry, StepRecord
 from conserved.symmetry import Tensors
 from conserved.tracking import run_summary
@@ -30,6 +31,21 @@ if TYPE_CHECKING:
     from conserved.tracking.run_records import RunRecords
     from conserved.tracking.step_watch import StepWatch
     from conserved.tracking.time_budget import TimeBudget
+
+
+_ENTRY = ("step", "law", "change", "first order by cause")
+
+
+def _entry_row(entry: Entry) -> tuple[str, ...]:
+    causes = ", ".join(f"{cause} {part:.1e}" for cause, part in entry.causes.items() if part)
+    return str(entry.step), entry.law, f"{entry.observed:.1e}", causes or "–"
+
+
+_ALARM = ("step", "kind", "event")
+
+
+def _alarm_row(alarm: Alarm) -> tuple[str, ...]:
+    return str(alarm.step), alarm.kind, alarm.lines()[0]
 
 
 class RunResults:
@@ -129,7 +145,7 @@ class RunResults:
     @property
     def alarms(self) -> list[Alarm]:
         """All alarms of the run; alarms of one kind and one family of laws are one."""
-        return self._records.alarms.all
+        return ResultList(self._records.alarms.all, "alarm", _ALARM, _alarm_row)
 
     @property
     def statements(self) -> list[Alarm]:
@@ -175,16 +191,17 @@ class RunResults:
             step: the number of one step; by default all in memory.
 
         Returns:
-            One entry for each step and law.
+            One entry for each step and law, in a list that prints as a table.
         """
         self.flush()
-        return [
+        entries = (
             entry
             for record in self.records
             if step is None or record.step == step
             for entry in record.entries()
             if law is None or entry.law == law
-        ]
+        )
+        return ResultList(entries, "entry", _ENTRY, _entry_row, "entries")
 
     def errors(self, parameters: Tensors | nn.Module | None = None, *, by: By = "block") -> dict[str, float]:
         """Return Equation (10) now: how far the laws are from their reference, relative to their size.

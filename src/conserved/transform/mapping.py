@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from conserved.laws import LawSet
+from conserved.output.result_list import ResultList
 from conserved.symmetry import Leg, Symmetry
 from conserved.transform.activations import activation_sizes
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
@@ -51,7 +52,7 @@ def mappings(
     Args:
         model: a module of any architecture; one forward pass is run.
         *args: example inputs, as it is called; they may be left out where the model says how.
-        format: "plain" for a list of `LayerMapping`; "llmcompressor" or "autoround" for the form that
+        format: "plain" for a list of `LayerMapping`, which prints as a table; "llmcompressor" or "autoround" for the form that
             `AWQModifier(mappings=…)` of llm-compressor and `AWQConfig(mappings=…)` of auto-round take: dictionaries
             with smooth_layer and balance_layers, patterns that match all layers which are alike. Mappings that these
             tools have no form for are left out of theirs, with a warning that says which and why.
@@ -71,7 +72,7 @@ def mappings(
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
     scalable = [(s, readers(s, sizes)) for s in symmetries.symmetries if _scales_alone(s)]
     plain = _merge([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
-    return plain if format == "plain" else in_format(model, plain, format)
+    return ResultList(plain, "mapping", _HEADS, _row) if format == "plain" else in_format(model, plain, format)
 
 
 def in_format(model: nn.Module, plain: Sequence[LayerMapping], format: str) -> list[dict[str, Any]]:  # noqa: A002
@@ -96,6 +97,13 @@ def missing_form(mapping: LayerMapping) -> str:
             mapping.reason.rpartition("; ")[2] if "; " in mapping.reason else mapping.reason
         )
     return ""
+
+
+_HEADS = ("divide", "multiply", "channels", "because")
+
+
+def _row(mapping: LayerMapping) -> tuple[str, ...]:
+    return " ".join(mapping.smooth), " ".join(mapping.balance), str(mapping.channels), mapping.reason
 
 
 def _scales_alone(symmetry: Symmetry) -> bool:

@@ -116,6 +116,9 @@ class Outcome:
     failure: str = ""
     """Why the check did not come to an end, if it did not."""
 
+    def __repr__(self) -> str:
+        return f"<Outcome of {self.claim.code}: {self.failure or self.verdict.status.value}>"
+
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The figures that were computed."""

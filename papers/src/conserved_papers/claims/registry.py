@@ -19,6 +19,7 @@ import torch
 
 import conserved_papers.claims
 from conserved.errors import InvalidInputError
+from conserved.output.result_list import ResultList
 from conserved.verdict import Verdict
 from conserved_papers.claims.claim_record import Claim, ClaimCheck, Outcome, Severity, Standing
 from conserved_papers.claims.passages import DOCUMENTS, spans
@@ -150,7 +151,15 @@ def run(pattern: str | None = None, *, progress: ClaimProgress | None = None) ->
     Raises:
         NoSuchClaimError: nothing matches the pattern.
     """
-    return list(outcomes(claims(pattern), progress=progress))
+    return ResultList(outcomes(claims(pattern), progress=progress), "outcome", _OUTCOME, _outcome_row)
+
+
+_OUTCOME = ("claim", "statement", "verdict", "because")
+
+
+def _outcome_row(outcome: Outcome) -> tuple[str, ...]:
+    verdict = outcome.verdict
+    return outcome.claim.code, outcome.claim.title, verdict.status.value, outcome.failure or verdict.message
 
 
 def outcomes(chosen: Sequence[Claim], *, progress: ClaimProgress | None = None) -> Iterator[Outcome]:
