@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from conserved.output import html
 from conserved.output.lines import TextLine, columns, counted, join_lines
@@ -44,7 +44,7 @@ class ResultList(list[T], Generic[T]):
             lines.append(TextLine(f"… and {len(self) - html.MOST:,} more"))
         return join_lines(lines, max(len(line.text) for line in lines))
 
-    def __reduce__(self) -> tuple[type[list[T]], tuple[list[T]]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a plain list."""
         return list, (list(self),)
 

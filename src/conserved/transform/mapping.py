@@ -52,10 +52,10 @@ def mappings(
     Args:
         model: a module of any architecture; one forward pass is run.
         *args: example inputs, as it is called; they may be left out where the model says how.
-        format: "plain" for a list of `LayerMapping`, which prints as a table; "llmcompressor" or "autoround" for the form that
-            `AWQModifier(mappings=…)` of llm-compressor and `AWQConfig(mappings=…)` of auto-round take: dictionaries
-            with smooth_layer and balance_layers, patterns that match all layers which are alike. Mappings that these
-            tools have no form for are left out of theirs, with a warning that says which and why.
+        format: "plain" for a list of `LayerMapping`, which prints as a table; "llmcompressor" or "autoround" for the
+            form that `AWQModifier(mappings=…)` of llm-compressor and `AWQConfig(mappings=…)` of auto-round take:
+            dictionaries with smooth_layer and balance_layers, patterns that match all layers which are alike.
+            Mappings that these tools have no form for are left out of theirs, with a warning that says which and why.
         laws: the symmetries, if they are known already.
         **kwargs: more example inputs, by name.
 
