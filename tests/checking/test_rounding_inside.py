@@ -78,6 +78,32 @@ def test_a_wrong_gradient_of_the_same_function_is_refuted(function: Callable[...
     assert check(Wrong.apply, x).verdict.status is Status.REFUTED
 
 
+class _SteeperGrid(torch.autograd.Function):
+    """The identity, whose backward is off by a factor: the gradient of a grid that is a tenth too large."""
+
+    @staticmethod
+    def forward(ctx: Any, grid: Tensor) -> Tensor:
+        return grid.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 1.1 * gradient
+
+
+def test_a_cell_that_rounding_of_a_coordinate_chooses_is_no_wrong_gradient() -> None:
+    torch.manual_seed(1)
+    image, grid = torch.randn(2, 3, 5, 5).bfloat16(), (4 * torch.rand(2, 5, 5, 2) - 2).bfloat16()
+    # A coordinate of zero is the middle of five columns, and 1 − 0.0003 is one in bfloat16.
+    grid[0, ::2, ::2] = torch.tensor([-2.84e-4, 0.1]).bfloat16()
+
+    def sampled(image: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(image, grid, align_corners=False)
+
+    assert check(sampled, image, grid).verdict.status is not Status.REFUTED
+    wrong = check(lambda image, grid: sampled(image, _SteeperGrid.apply(grid)), image, grid)
+    assert wrong.verdict.status is Status.REFUTED
+
+
 def test_selections_round_nothing() -> None:
     def largest(x: Tensor) -> Tensor:
         return x.flip(0).amax(-1)
