@@ -142,7 +142,7 @@ MISTAKES = [
     ("FILE:small heads", "Expected an option as name=value, got 'heads'"),
     ("FILE:ready dim=3", "is a model already"),
     ("FILE:small --loss hinge", "got 'hinge'"),
-    ("conserved.blocks:Attention dim=5 heads=2", "dim 5 is not a multiple of heads 2"),
+    ("conserved.blocks:Attention dim=5 heads=2", "multiple of heads, got dim 5 and heads 2"),
 ]
 
 

@@ -109,23 +109,23 @@ def test_vision_transformer_cuts_images_into_patches_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Attention(5, 2), "not a multiple of heads"),
-        (lambda: Attention(4, 2, kv_heads=3), "not a multiple of kv_heads"),
-        (lambda: Attention(6, 2, rotary=True), "head_dim must be even"),
-        (lambda: Attention(4, 2, rotary="spiral"), "rotary must be"),  # type: ignore[arg-type]
+        (lambda: Attention(5, 2), "dim to be a multiple of heads, got dim 5"),
+        (lambda: Attention(4, 2, kv_heads=3), "heads to be a multiple of kv_heads, got 2 and 3"),
+        (lambda: Attention(6, 2, rotary=True), "an even head_dim"),
+        (lambda: Attention(4, 2, rotary="spiral"), "Expected rotary to be"),  # type: ignore[arg-type]
         (lambda: Attention(0, 1), "at least 1"),
-        (lambda: FeedForward(3, 0), "hidden must be at least 1"),
-        (lambda: FeedForward(3, 4, "tanh"), "Unknown activation"),  # type: ignore[arg-type]
-        (lambda: MixtureOfExperts(3, 2, 3, "hard"), "gate must be"),  # type: ignore[arg-type]
+        (lambda: FeedForward(3, 0), "hidden of at least 1"),
+        (lambda: FeedForward(3, 4, "tanh"), "Expected activation to be"),  # type: ignore[arg-type]
+        (lambda: MixtureOfExperts(3, 2, 3, "hard"), "Expected gate to be"),  # type: ignore[arg-type]
         (lambda: MixtureOfExperts(3, 2, 3, top_k=4), "top_k"),
         (lambda: ReluAttention(3, 0), "at least 1"),
-        (lambda: VisionTransformer(5, 2, 4, 1, 2, 4), "does not divide"),
-        (lambda: DecoderLM(7, 8, 1, 2, 8, positions="alibi"), "Unknown positions"),  # type: ignore[arg-type]
-        (lambda: DecoderLM(7, 8, 1, 2, 8, norm="batch"), "norm must be"),  # type: ignore[arg-type]
-        (lambda: DecoderLM(7, 8, 1, 2, 8, feedforward="tanh"), "Unknown feedforward"),  # type: ignore[arg-type]
+        (lambda: VisionTransformer(5, 2, 4, 1, 2, 4), "multiple of the patch"),
+        (lambda: DecoderLM(7, 8, 1, 2, 8, positions="alibi"), "Expected positions to be"),  # type: ignore[arg-type]
+        (lambda: DecoderLM(7, 8, 1, 2, 8, norm="batch"), "Expected norm to be"),  # type: ignore[arg-type]
+        (lambda: DecoderLM(7, 8, 1, 2, 8, feedforward="tanh"), "Expected feedforward to be"),  # type: ignore[arg-type]
         (
             lambda: DecoderLM(7, 8, 1, 2, 8, positions="learned", max_length=2)(torch.zeros(1, 3, dtype=torch.long)),
-            "longer than the 2 learned positions",
+            "at most 2 tokens",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

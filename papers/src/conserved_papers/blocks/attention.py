@@ -67,20 +67,26 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if heads < 1 or dim < 1:
-            raise ValueError(f"dim and heads must be at least 1; got dim {dim}, heads {heads}.")
+            raise ValueError(
+                f"Expected dim and heads of at least 1, got dim {dim} and heads {heads}. Pass larger ones."
+            )
         if head_dim is None and dim % heads:
-            raise ValueError(f"dim {dim} is not a multiple of heads {heads}; give head_dim.")
+            raise ValueError(f"Expected dim to be a multiple of heads, got dim {dim} and heads {heads}. Pass head_dim.")
         self.dim = dim
         self.heads = heads
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.head_dim = dim // heads if head_dim is None else head_dim
         if self.kv_heads < 1 or heads % self.kv_heads:
-            raise ValueError(f"heads {heads} is not a multiple of kv_heads {self.kv_heads}.")
+            raise ValueError(
+                f"Expected heads to be a multiple of kv_heads, got {heads} and {self.kv_heads}. Pass other ones."
+            )
         if rotary not in (False, True, "interleaved", "half"):
-            raise ValueError(f'rotary must be a bool, "interleaved" or "half"; got {rotary!r}.')
+            raise ValueError(
+                f'Expected rotary to be a bool, "interleaved" or "half", got {rotary!r}. Pass one of them.'
+            )
         self.rotary: Pairing | None = "interleaved" if rotary is True else rotary or None
         if self.rotary and self.head_dim % 2:
-            raise ValueError(f"Rotary positions turn planes, so head_dim must be even; got {self.head_dim}.")
+            raise ValueError(f"Expected an even head_dim for rotary positions, got {self.head_dim}. Pass an even one.")
         self.causal = causal
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.q = nn.Linear(dim, heads * self.head_dim, bias=bias)
@@ -132,7 +138,7 @@ class ReluAttention(nn.Module):
     def __init__(self, dim: int, out: int = 1) -> None:
         super().__init__()
         if dim < 1 or out < 1:
-            raise ValueError(f"dim and out must be at least 1; got dim {dim}, out {out}.")
+            raise ValueError(f"Expected dim and out of at least 1, got dim {dim} and out {out}. Pass larger ones.")
         self.qk = nn.Parameter(torch.randn(dim, dim) * dim**-0.5)
         self.v = nn.Parameter(torch.randn(dim, out) * dim**-0.5)
 

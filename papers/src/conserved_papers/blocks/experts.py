@@ -32,9 +32,11 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, dim: int, hidden: int, experts: int, gate: Gate = "softmax", top_k: int | None = None) -> None:
         super().__init__()
         if gate not in ("softmax", "sigmoid"):
-            raise ValueError(f'gate must be "softmax" or "sigmoid"; got {gate!r}.')
+            raise ValueError(f'Expected gate to be "softmax" or "sigmoid", got {gate!r}. Pass one of them.')
         if experts < 1 or (top_k is not None and not 1 <= top_k <= experts):
-            raise ValueError(f"Need at least one expert and 1 ≤ top_k ≤ experts; got experts {experts}, top_k {top_k}.")
+            raise ValueError(
+                f"Expected experts ≥ top_k ≥ 1, got experts {experts} and top_k {top_k}. Pass other numbers."
+            )
         self.gate = gate
         self.active = experts if top_k is None else top_k
         self.router = nn.Linear(dim, experts, bias=False)

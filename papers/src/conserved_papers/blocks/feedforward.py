@@ -35,7 +35,9 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden: int, activation: ActivationName = "gelu", bias: bool = False) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise ValueError(f"Unknown activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
+            raise ValueError(
+                f"Expected activation to be one of {', '.join(ACTIVATIONS)}, got {activation!r}. Pass one of them."
+            )
         _positive(dim=dim, hidden=hidden)
         self.activation = activation
         self.up = nn.Linear(dim, hidden, bias=bias)
@@ -71,4 +73,4 @@ class SwiGLU(nn.Module):
 def _positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} must be at least 1; got {size}.")
+            raise ValueError(f"Expected {name} of at least 1, got {size}. Pass a larger one.")

@@ -23,7 +23,7 @@ def normalization(kind: Norm, dim: int, *, bias: bool = True, eps: float = 1e-6)
         return nn.LayerNorm(dim, eps=eps, bias=bias)
     if kind == "rms":
         return nn.RMSNorm(dim, eps=eps)
-    raise ValueError(f'norm must be "layer" or "rms"; got {kind!r}.')
+    raise ValueError(f'Expected norm to be "layer" or "rms", got {kind!r}. Pass one of them.')
 
 
 class SinusoidalPositions(nn.Module):
@@ -50,7 +50,9 @@ class LearnedPositions(nn.Module):
     def forward(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length dim"]:
         length = x.shape[-2]
         if length > len(self.weight):
-            raise ValueError(f"A sequence of {length} tokens is longer than the {len(self.weight)} learned positions.")
+            raise ValueError(
+                f"Expected at most {len(self.weight)} tokens, one a learned position, got {length}. Cut the sequence."
+            )
         return x + self.weight[:length]
 
 
@@ -93,7 +95,9 @@ def _feedforward(dim: int, hidden: int, kind: Hidden, bias: bool) -> FeedForward
     if kind == "swiglu":
         return SwiGLU(dim, hidden, bias=bias)
     if kind not in ACTIVATIONS:
-        raise ValueError(f"Unknown feedforward {kind!r}; expected swiglu or one of {', '.join(ACTIVATIONS)}.")
+        raise ValueError(
+            f"Expected feedforward to be swiglu or one of {', '.join(ACTIVATIONS)}, got {kind!r}. Pass one of them."
+        )
     return FeedForward(dim, hidden, kind, bias=bias)
 
 
@@ -104,7 +108,9 @@ def _positions(kind: PositionKind, length: int, dim: int) -> nn.Module:
         return SinusoidalPositions()
     if kind in ("none", "rotary", "rotary-half"):
         return nn.Identity()
-    raise ValueError(f"Unknown positions {kind!r}; expected none, sinusoidal, learned, rotary or rotary-half.")
+    raise ValueError(
+        f"Expected positions to be none, sinusoidal, learned, rotary or rotary-half, got {kind!r}. Pass one of them."
+    )
 
 
 class DecoderLM(nn.Module):
@@ -220,7 +226,9 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if image % patch:
-            raise ValueError(f"An image of {image} pixels does not divide into patches of {patch}.")
+            raise ValueError(
+                f"Expected an image side that is a multiple of the patch, got {image} and {patch}. Pass other sizes."
+            )
         self.patch, self.image, self.channels = patch, image, channels
         self.embedding = nn.Linear(channels * patch * patch, dim)
         self.positions = _positions(positions, (image // patch) ** 2, dim)
