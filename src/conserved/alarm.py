@@ -124,7 +124,7 @@ class Alarm:
 
     @property
     def excess(self) -> float:
-        """How many times its limit the value is."""
+        """The value over its limit."""
         return self.value / self.limit if self.limit and self.value == self.value else float("inf")
 
     @property

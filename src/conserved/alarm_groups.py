@@ -109,5 +109,5 @@ class AlarmGroups:
 
 
 def _key(alarm: Alarm) -> tuple[str, str]:
-    # What is certain is told also where it was stated before.
+    # A certain finding is reported even if a statement named it before.
     return alarm.code, (alarm.family or alarm.law) + ("" if alarm.certain else " (stated)")

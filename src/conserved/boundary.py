@@ -51,7 +51,7 @@ LAWS = "laws"
 
 
 class _Depth(threading.local):
-    """How many entries into the library are under way in a thread."""
+    """The number of calls into the library that are running in a thread."""
 
     def __init__(self) -> None:
         self.entries = 0

@@ -38,7 +38,7 @@ class _Outcome:
 
 
 class _Under(threading.local):
-    """How many calls of the functions are under way in a thread, and the outcomes of those of ours."""
+    """The number of calls that are running in a thread, and the results of the calls that are ours."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -12,7 +12,7 @@ from conserved.output.printable import printable
 
 
 class Status(StrEnum):
-    """How well a statement is known."""
+    """The certainty of a statement."""
 
     PROVED = "proved"
     VERIFIED = "verified"

@@ -138,7 +138,7 @@ _LISTENERS = Listeners[_Listener]()
 
 
 class _Within(threading.local):
-    """How many calls are under way, or being described: what happens inside them is not reported again."""
+    """The number of calls that are running or being described: calls inside them are not reported again."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -18,7 +18,7 @@ HEADS = ("head", "spectrum", "rank", "effective rank", "stable rank", "participa
 
 
 def title(field: EnergyField) -> str:
-    """Return how many heads, of what size."""
+    """Return the number of heads and their size as text."""
     queries, keys = field.row_sums.shape[-1], field.column_energies.shape[-1]
     bound = "no bound on the rank" if field.bound is None else f"rank at most {field.bound}"
     heads = field.row_sums.shape[:-1].numel()

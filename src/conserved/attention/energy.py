@@ -70,7 +70,7 @@ class EnergyField:
 
     @property
     def rank(self) -> Float[Tensor, "*heads"]:
-        """How many singular values stand above rounding; NaN where not all are known."""
+        """The number of singular values above rounding; NaN where not all are known."""
         rank = (self.singular_values > self.floor[..., None]).sum(-1).double()
         return rank if self.complete else torch.full_like(rank, torch.nan)
 
@@ -130,7 +130,7 @@ class EnergyField:
 
     @property
     def _nothing(self) -> Bool[Tensor, "*heads"]:
-        """Which heads' fields are zero but for rounding."""
+        """Return whether the field of each head is zero up to rounding."""
         largest = self.singular_values[..., 0] if self.singular_values.shape[-1] else self.energy.sqrt()
         return largest <= self.floor
 

@@ -276,7 +276,7 @@ class Audit:
 
     @property
     def known(self) -> Literal["given", "stored", "bits"]:
-        """How the precision was determined: given, the stored type of the gradients, or their bits."""
+        """The source of the precision: the caller, the stored type of the gradients, or their bits."""
         return self.judgement.known
 
     @property

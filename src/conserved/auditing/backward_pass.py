@@ -297,7 +297,7 @@ def _epsilon_sides(backward: BackwardPass, gauge: Gauge | None) -> dict[str, Rig
 def precision_of(
     given: torch.dtype | None, backward: BackwardPass, balance: Balance
 ) -> tuple[torch.dtype, PrecisionSource]:
-    """Return the coarsest precision of the pass, and how it is known."""
+    """Return the coarsest precision of the pass, and the source of it."""
     if given is not None:
         return given, "given"
     stored = coarsest(*{*backward.types.gradients})

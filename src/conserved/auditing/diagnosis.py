@@ -91,7 +91,7 @@ KERNELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The origin of one residual, the measured noise it was held against, and words."""
+    """The origin of one residual, the measured noise it was compared with, and an explanation."""
 
     origin: Origin
     limit: float

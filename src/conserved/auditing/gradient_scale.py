@@ -56,7 +56,7 @@ class GradientScale(PrintableResult):
 
     @property
     def ratio(self) -> float:
-        """How many times too large the gradient is, along itself."""
+        """The length of the gradient over the right one, along its own direction."""
         return self.rows[0].ratio if self.rows else float("nan")
 
     @property

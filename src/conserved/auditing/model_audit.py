@@ -154,7 +154,7 @@ def audit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """How a pass is audited: the arguments of `audit` that decide about its identities."""
+    """The arguments of `audit` that decide about the identities of a pass."""
 
     precision: torch.dtype | None
     accumulated: int

@@ -71,7 +71,7 @@ _FEWEST = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientDifference:
-    """How far the gradient of one parameter is from its reference, in its furthest row, relative to that row."""
+    """The relative difference of the gradient of one parameter from its reference, in the row where it is largest."""
 
     parameter: str
     difference: float
@@ -474,7 +474,7 @@ def foreign_gradients(
 def _is_spread(gradients: Tensors, own: Tensors, factor: float, floor: _Floor) -> bool:
     """Return whether most rows that two passes give differently differ by no more than storing them may change.
 
-    Gradients that were clipped or scaled are all rounded once more, so that nothing can be told of them.
+    Gradients that were clipped or scaled are all rounded once more, so that they show nothing.
     """
     if abs(factor - 1) > max(floor.stored, floor.factor):
         return False

@@ -47,7 +47,7 @@ _CASTS = {Tensor.half, Tensor.bfloat16, Tensor.float}
 
 @dataclass(frozen=True, slots=True)
 class PassForm:
-    """How a pass is run again; the default is the run's own form."""
+    """The form in which a pass is run again; the default is that of the run."""
 
     eager: bool = False
     attention: bool = False

@@ -400,6 +400,6 @@ def _versions(args: Any, kwargs: Any) -> list[int]:
 
 
 def _sequence(tensor: Tensor) -> int:
-    """When autograd recorded the operation that made a tensor; later outputs may depend on earlier ones."""
+    """Return the position at which autograd recorded a tensor; later outputs may depend on earlier ones."""
     node: Any = tensor.grad_fn
     return -1 if node is None else int(node._sequence_nr())

@@ -380,8 +380,8 @@ def _overwrites(setting: Setting) -> list[str]:
         if not function.copying and not torch.equal(leaf.detach(), value)
     ]
     notes = [
-        f"the backward of {function.title} writes into its input {name}; whoever else needs {name} afterwards finds "
-        "something else there."
+        f"the backward of {function.title} writes into its input {name}; code that reads {name} afterwards reads "
+        "changed values."
         for name in written
     ]
     if all(torch.equal(gradient, before) for gradient, before in zip(copies, setting.gradients, strict=True)):

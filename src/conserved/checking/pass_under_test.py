@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def rounding(self) -> RoundingSpread:
-        """How its outputs and gradients vary when intermediate results are rounded anew: measured when asked for."""
+        """The variation of outputs and gradients when intermediate results are rounded again, measured on first use."""
         if not self._rounding:
             function = self.function
             self._rounding.append(rounding_spread(function, function.values, self.gradients, self.noise.unit))

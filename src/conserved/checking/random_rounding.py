@@ -47,7 +47,7 @@ _ODD = 0x1E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingSpread:
-    """How outputs and gradients vary when intermediate results are rounded again.
+    """The variation of outputs and gradients when intermediate results are rounded again.
 
     Attributes:
         outs: the standard deviation of each output, by row.

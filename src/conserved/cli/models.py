@@ -98,7 +98,7 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
 
 
 def argument_hint(factory: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """Return how to write the arguments that a factory misses, or which it may have been meant to get, or nothing."""
+    """Return a hint at the arguments that a factory lacks or that are misspelt; empty if there is none."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):

@@ -19,7 +19,7 @@ THEOREM = "paper.T4.7"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How much the demonstration does: steps of training, and which claims and experiments where the papers are."""
+    """The extent of the demonstration: training steps, and the claims and experiments if the papers are installed."""
 
     seed: int = 0
     steps: int = 60

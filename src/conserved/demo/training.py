@@ -81,7 +81,7 @@ class DemoTask:
 
     @property
     def size(self) -> int:
-        """How many parameters the model has."""
+        """The number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def objective(self, step: int) -> Tensor:

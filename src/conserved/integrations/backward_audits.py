@@ -100,7 +100,7 @@ class BackwardAudits:
                 self._audit(model)
         finally:
             for p, gradient in before.items():
-                # In place, as autograd itself accumulates: whoever holds the tensor sees the sum.
+                # In place, as autograd itself accumulates: other references to the tensor see the sum.
                 if p.grad is not None:
                     gradient += p.grad
                 p.grad = gradient

@@ -31,7 +31,7 @@ class RankGroup:
 
     @property
     def size(self) -> int:
-        """How many processes it has."""
+        """The number of processes in it."""
         return len(self.ranks)
 
     @property

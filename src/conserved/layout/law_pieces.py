@@ -56,7 +56,7 @@ class AssembledTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LawAssembly:
-    """How laws of pieces are put together over processes; made once for a model and its laws."""
+    """The plan by which processes put laws of their pieces together, made once for a model and its laws."""
 
     groups: tuple[RankGroup, ...]
     """Groups over which some leg is cut."""

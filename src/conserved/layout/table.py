@@ -25,7 +25,7 @@ class PieceCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterLayout:
-    """Where the pieces of one parameter are."""
+    """The positions of the pieces of one parameter."""
 
     cuts: tuple[PieceCut, ...] = ()
     replicated: tuple[RankGroup, ...] = ()

@@ -27,7 +27,7 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyStep:
-    """The law of a family that changed most in a step: its row of the ledger, so that the parts still add up."""
+    """The row of the ledger for the law of a family that changed most in a step; its causes add up to its change."""
 
     step: int
     family: str

@@ -100,7 +100,7 @@ def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connecti
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """Which file a path meant when it was opened: a deleted database takes writes without a word."""
+    """The identity of a file when it was opened: SQLite writes to a deleted database without an error."""
 
     path: Path
     place: tuple[int, int]

@@ -81,7 +81,7 @@ def _without_momentum(group: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How to read an optimizer's last step, and for which parameter groups it needs a copy of θ from before."""
+    """A rule that reads an optimizer's last step, and the groups for which it needs a copy of θ from before."""
 
     name: str
     update: Callable[[ParameterStep], Update]

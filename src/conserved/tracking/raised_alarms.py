@@ -34,7 +34,7 @@ class RaisedAlarms:
 
     @property
     def statements(self) -> list[Alarm]:
-        """What was found and a program may mean, one for each reason."""
+        """Findings that the program may intend, one for each reason."""
         return [alarm for alarm in self._groups.all if not alarm.certain]
 
     @property

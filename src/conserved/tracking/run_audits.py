@@ -128,7 +128,7 @@ class Audits:
         self._left = LeftGradients(model)
         self._mixed = False
         self._unheard = False
-        """Whether passes run inside compiled code: hooks are not heard there, and new ones compile it anew."""
+        """Whether passes run inside compiled code: hooks do not run there, and new hooks compile it again."""
         self.last_step = 0
         """The last step whose gradients were audited."""
         self._why = "the first backward pass"

@@ -149,7 +149,7 @@ class RunResults:
 
     @property
     def statements(self) -> list[Alarm]:
-        """What was found and a correct program may mean: writes to weights, frozen parts, changed gradients.
+        """Findings that a correct program may intend: writes to weights, frozen parts, changed gradients.
 
         They raise no alarm, and stand in the state of the monitor and in the report.
         """
@@ -167,7 +167,7 @@ class RunResults:
 
     @property
     def attention_precision(self) -> AttentionPrecision:
-        """How much of dQ and dK of attention in half precision was rounding, by audited step, layer and head.
+        """The share of rounding in dQ and dK of attention in half precision, by audited step, layer and head.
 
         It has `.rows`, `.series()`, `.summary()` and `.plot(path)`, a heat map of layers and heads over steps.
         """

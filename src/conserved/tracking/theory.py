@@ -49,7 +49,7 @@ class DriftBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
-    """How much of a law weight decay has left: e^{−2 Σ τλ}, and ⟨h, h_0⟩/⟨h_0, h_0⟩; for a linear law e^{−Σ τλ}."""
+    """The share of a law that weight decay leaves: e^{−2 Σ τλ}, and ⟨h, h_0⟩/⟨h_0, h_0⟩; for a linear law e^{−Σ τλ}."""
 
     law: str
     time: float

@@ -25,7 +25,7 @@ LEAST = 64
 
 
 class EntrySample:
-    """Which entries of some tensors are read in one step: `offset::stride` of each, in the order of its elements.
+    """The entries of some tensors that are read in one step: `offset::stride` of each, in the order of its elements.
 
     Args:
         tensors: the tensors.

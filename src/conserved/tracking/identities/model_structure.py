@@ -70,7 +70,7 @@ class ModelStructure:
         return tuple(m for m in self.modules if isinstance(m, DropoutBase | BatchNormBase | InstanceNormBase))
 
     def names(self, optimizers: Iterable[Optimizer]) -> dict[int, str]:
-        """Return the names of parameters by identity, and of what optimizers hold besides."""
+        """Return the names of parameters, and of other tensors that optimizers hold, by identity."""
         grouped = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
         key = tuple(id(p) for group in grouped for p in group)
         if self._names is None or self._names[0] != key:
@@ -79,7 +79,7 @@ class ModelStructure:
 
 
 def named_tensors(parameters: dict[str, nn.Parameter], optimizers: Iterable[Optimizer]) -> dict[int, str]:
-    """Return the names of parameters by identity, and of what optimizers hold besides."""
+    """Return the names of parameters, and of other tensors that optimizers hold, by identity."""
     names = {id(p): name for name, p in parameters.items()}
     for number, optimizer in enumerate(optimizers):
         optimized: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]

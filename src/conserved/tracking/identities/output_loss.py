@@ -34,7 +34,7 @@ _ENTRIES = 1 << 20
 """Entries of outputs that are looked at, at most, but for eight rows."""
 
 _DIFFERENT = 0.05
-"""How far weights of rows have to differ, relatively, to be told from equal ones."""
+"""How far weights of rows have to differ, relatively, to be distinguished from equal ones."""
 
 _LABELS = ((-1.0, 1.0), (1.0, 2.0), (0.0, 2.0))
 """Labels that a binary loss is given by mistake."""

@@ -52,7 +52,7 @@ _CONSTANT = 2
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """How the sampled weights of one interval between two steps changed."""
+    """The change of the sampled weights between two steps."""
 
     sample: EntrySample
     old: tuple[Tensor, ...]

@@ -62,7 +62,7 @@ class RankExchange:
         return pairs
 
     def behind(self, step: int) -> bool:
-        """Return whether some process has not been read up to a step."""
+        """Return whether records of some process up to a step are still missing."""
         return any(self._read.get(rank, -1) < step for rank in self._others())
 
     @property

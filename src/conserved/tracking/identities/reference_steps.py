@@ -45,7 +45,7 @@ class GroupEntries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceRule:
-    """How an optimizer steps, and which tensors of its state that depends on."""
+    """The update rule of an optimizer, and the tensors of its state that it reads."""
 
     step: Callable[[GroupEntries], Tensor]
     keys: Callable[[Mapping[str, Any]], tuple[str, ...]]

@@ -176,7 +176,7 @@ class StepIdentities:
         return rewritten
 
     def restart(self) -> None:
-        """Weights were loaded: forget what was remembered of them."""
+        """Forget what was remembered of the weights, because others were loaded."""
         for identity in self.identities:
             self._boundary.attempt(stage(identity), identity.restart)
 

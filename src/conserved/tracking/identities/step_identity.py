@@ -181,48 +181,48 @@ class StepIdentity:
     """Whether gradient identities say nothing in a step in which this one does not hold."""
 
     def begin(self, step: TrainingStep) -> None:
-        """Called once, when watching begins."""
+        """Prepare for a run; the monitor calls this once, when watching begins."""
 
     def before_laws(self, step: TrainingStep) -> None:
-        """Called when the laws of the model were read, before they are watched."""
+        """Look at the run after the laws of the model were read, before they are watched."""
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
-        """Called before the model runs, with gradients or without."""
+        """Look at the inputs before the model runs, with gradients or without."""
 
     def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
-        """Called after the model ran, with gradients or without."""
+        """Look at the outputs after the model ran, with gradients or without."""
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        """Called before an optimizer steps."""
+        """Look at the run before an optimizer steps."""
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        """Called when the gradients are those that the optimizer is about to use.
+        """Look at the gradients that the optimizer is about to use.
 
         That is right after `before_optimizer`, or inside the step of an optimizer whose closure computes them if the
         loop says so; never for closures that are called several times.
         """
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        """Called after an optimizer has stepped."""
+        """Look at the run after an optimizer has stepped."""
 
     def after_step(self, step: TrainingStep) -> None:
-        """Called by `Monitor.step`."""
+        """Look at the run in `Monitor.step`, after all optimizers have stepped."""
 
     def close(self, step: TrainingStep) -> None:
-        """Called once, when watching ends; leaves nothing on the model or the optimizers."""
+        """Remove everything from the model and the optimizers; the monitor calls this once, when watching ends."""
 
     def weights_given(self, step: TrainingStep, state: Mapping[str, Any]) -> None:
-        """Called with the state dict that is about to be loaded into the model."""
+        """Look at the state dict that is about to be loaded into the model."""
 
     def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-        """Called when a state dict was loaded, with the keys that did not fit."""
+        """Look at a state dict that was loaded, and at the keys that did not fit."""
 
     def device_seconds(self) -> float:
         """Return the seconds that a device worked for this identity since the last call, if that is worth counting."""
         return 0.0
 
     def restart(self) -> None:
-        """Called when weights were loaded: what was remembered of them no longer counts."""
+        """Forget what was remembered of the weights, because others were loaded."""
 
 
 def _call_site() -> int:
