@@ -11,9 +11,11 @@ python benchmarks/check_catalogue.py [--seeds 1] [--workers 2] [--device cuda]
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
-import time
 import warnings
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -59,11 +61,46 @@ def run(which: str, number: int, form: str, seed: int, device: str) -> dict[str,
         inputs = hidden_inputs(hidden.function, dtype, seed)
     result = check(function, *(value.to(device) for value in inputs), names=names)
     row = {"list": which, "name": name, "kind": kind, "form": form, "seed": seed, **_seen(result)}
+    if not row["lines"]:
+        right = (
+            kernel(planted.family)
+            if which == "planted"
+            else hidden_function(hidden, only=dtype if alone else None, clean=True)
+        )
+        row["errors"] = errors_of(function, right, inputs, names)
+        stated = result.sensitivity
+        row["below what is stated"] = all(
+            whole <= stated[name].share or worst_row <= stated[name].row
+            for name, (whole, worst_row) in row["errors"].items()
+        )
     print(
         f"{form:<15} {name:<60} {','.join(row['lines']) or 'none':<8} {row['unseen'] or row['meaning'][:70]}",
         flush=True,
     )
     return row
+
+
+def errors_of(
+    function: Callable[..., torch.Tensor],
+    right: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    names: Sequence[str],
+) -> dict[str, tuple[float, float]]:
+    """The relative error of every gradient at some inputs: of all of it, and of a row relative to a usual one."""
+
+    def gradients(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        given = [value.clone().requires_grad_(value.is_floating_point()) for value in inputs]
+        out = call(*given)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+        out.backward(weights)
+        return [value.grad.double() for value in given if value.grad is not None]
+
+    result = {}
+    for name, wrong, true in zip(names, gradients(function), gradients(right), strict=False):
+        rows = [g.reshape(-1, g.shape[-1] if g.ndim > 1 else 1).norm(dim=1) for g in (wrong - true, true)]
+        usual = float(rows[1].norm()) / math.sqrt(len(rows[1])) or 1.0
+        result[name] = (float((wrong - true).norm() / true.norm()), float(rows[0].max()) / usual)
+    return result
 
 
 def _seen(result: Check) -> dict[str, Any]:
@@ -103,7 +140,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", default="0/1", help="K/N: every N-th check from the K-th")
+    parser.add_argument("--lines", type=Path, help="file that rows are added to, one a line; nothing is saved then")
+    parser.add_argument("--merge", type=Path, nargs="+", help="such files to make a table of; nothing is run")
     chosen = parser.parse_args()
+    if chosen.merge:
+        texts = [line for file in chosen.merge for line in file.read_text().splitlines()]
+        store([json.loads(text) for text in texts], chosen)
+        return
     tasks: list[Task] = []
     for seed in range(chosen.seeds):
         for number, planted in enumerate(CATALOGUE):
@@ -112,9 +156,18 @@ def main() -> None:
         for number, hidden in enumerate(HIDDEN):
             if chosen.only in hidden.name:
                 tasks += [("hidden", number, form, seed, chosen.device) for form in FORMS]
-    start = time.perf_counter()
+    part, parts = map(int, chosen.part.split("/"))
     with get_context("spawn").Pool(chosen.workers) as pool:
-        rows = pool.starmap(run, tasks, 1)
+        rows = pool.starmap(run, tasks[part::parts], 1)
+    if chosen.lines:
+        with chosen.lines.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    elif not chosen.only:
+        store(rows, chosen)
+
+
+def store(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
+    """Print the shares seen of some rows and save the table."""
     table = shares(rows)
     for name, share in table.items():
         print(name, {kind: f"{part:.1%}" for kind, part in share.items()})
@@ -125,13 +178,12 @@ def main() -> None:
         "where": chosen.device,
         "families": len(FAMILIES),
         "shares": table,
-        "seconds": time.perf_counter() - start,
+        "seconds": sum(row["seconds"] for row in rows),
         "seconds a check": mean(row["seconds"] for row in rows),
         "workers": chosen.workers,
         "rows": rows,
     }
-    if not chosen.only:
-        print(f"saved {save('check_catalogue', record, chosen.out)}")
+    print(f"saved {save('check_catalogue', record, chosen.out)}")
 
 
 if __name__ == "__main__":

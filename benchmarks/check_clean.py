@@ -1,15 +1,23 @@
 """Checks of functions whose gradients are right, over random shapes and precisions: there must be no alarm.
 
-python benchmarks/check_clean.py --checks 2000
+    python benchmarks/check_clean.py --checks 2000
+
+Parts can run one after another, and the record is made of them:
+
+    python benchmarks/check_clean.py --checks 1000 --out first
+    python benchmarks/check_clean.py --checks 1000 --first 1000 --out second
+    python benchmarks/check_clean.py --merge first/check_clean_cpu_*.json second/check_clean_cpu_*.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -73,7 +81,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further check after that")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--merge", type=Path, nargs="+", help="records of parts to put together; nothing is run")
     chosen = parser.parse_args()
+    if chosen.merge:
+        merge([json.loads(file.read_text()) for file in chosen.merge], chosen.out)
+        return
     start = time.perf_counter()
     share = -(-chosen.checks // (chosen.workers * 4))
     firsts = list(range(chosen.first, chosen.first + chosen.checks, share))
@@ -82,24 +94,44 @@ def main() -> None:
     work = [(first, size, chosen.device, end) for first, size in zip(firsts, sizes, strict=True)]
     with get_context("spawn").Pool(chosen.workers) as pool:
         parts = pool.starmap(run, work, 1)
-    statuses: Counter[str] = Counter()
-    for part in parts:
-        statuses.update(part["statuses"])
-    alarms = [alarm for part in parts for alarm in part["alarms"]]
-    lines = ("identity", "relation", "derivative")
-    record = {
-        "checks": sum(part["checks"] for part in parts),
+    record = combined(parts) | {
+        "seeds": [chosen.first, chosen.first + chosen.checks - 1],
         "where": chosen.device,
-        "tests": sum(part["tests"] for part in parts),
-        "alarms": alarms,
-        "statuses": dict(statuses),
-        "closest to the limit": {line: max(part["closest to the limit"][line] for part in parts) for line in lines},
         "seconds": time.perf_counter() - start,
         "workers": chosen.workers,
     }
-    print({key: value for key, value in record.items() if key != "alarms"}, len(alarms), "alarms")
+    print({key: value for key, value in record.items() if key != "alarms"}, len(record["alarms"]), "alarms")
     if record["checks"] >= 500:
         print(f"saved {save('check_clean', record, chosen.out)}")
+
+
+LINES = ("identity", "relation", "derivative")
+
+
+def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts, alarms and closest ratios of several parts together."""
+    statuses: Counter[str] = Counter()
+    for part in parts:
+        statuses.update(part["statuses"])
+    return {
+        "checks": sum(part["checks"] for part in parts),
+        "tests": sum(part["tests"] for part in parts),
+        "alarms": [alarm for part in parts for alarm in part["alarms"]],
+        "statuses": dict(statuses),
+        "closest to the limit": {line: max(part["closest to the limit"][line] for part in parts) for line in LINES},
+    }
+
+
+def merge(records: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Save one record of several, with the seeds and the commit of each."""
+    record = combined(records) | {
+        "where": records[0]["where"],
+        "seconds": sum(record["seconds"] for record in records),
+        "workers": records[0]["workers"],
+        "parts": [{key: record.get(key) for key in ("date", "commit", "seeds", "checks")} for record in records],
+    }
+    print({key: value for key, value in record.items() if key != "alarms"}, len(record["alarms"]), "alarms")
+    print(f"saved {save('check_clean', record, out)}")
 
 
 if __name__ == "__main__":

@@ -535,6 +535,14 @@ def test_laws_of_a_single_sample_are_not_listed() -> None:
     assert laws.checked.one_size
 
 
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_laws_of_one_step_are_not_listed_for_units_that_are_off(seed: int) -> None:
+    """The first step reads a state of zeros. At two steps a unit that no sample turns on seems to read none either."""
+    torch.manual_seed(seed)
+    laws = recognize(nn.RNN(4, 3, nonlinearity="relu", batch_first=True), torch.randn(3, 1, 4))
+    assert names(laws) == ["bias_shift"]
+
+
 def test_experts_that_no_token_chose_are_not_called_unused() -> None:
     torch.manual_seed(0)
 

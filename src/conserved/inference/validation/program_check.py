@@ -56,6 +56,12 @@ MOST_SECONDS = 20.0
 MOST_SIZES = 12
 """Other sizes of the inputs that are tried; most are refused at once."""
 
+POINTS_AT_OTHER_SIZES = 6
+"""Most random points at each other size; all but the first are for laws whose terms vanished at those before."""
+
+MOST_SECONDS_AGAIN = 1.0
+"""Points are not repeated once the other sizes have taken this long."""
+
 MOST_SECONDS_AT_OTHER_SIZES = 5.0
 """Further sizes are left out once they have taken this long."""
 
@@ -239,20 +245,31 @@ class _Test:
         for words, inputs in itertools.islice(resize(self.run.inputs), MOST_SIZES):
             if perf_counter() - start > MOST_SECONDS_AT_OTHER_SIZES:
                 break
-            for draw, fresh_inputs in itertools.product((Draw.ANYWHERE, Draw.SAME_SIGNS), (True, False)):
-                try:
-                    gradients = self.gradients(POINTS, draw, fresh_inputs, inputs)
-                except Exception:
-                    # The program does not take this size, or user code raises whatever it likes.
-                    break
+            untested = laws
+            for seed in range(POINTS, POINTS + POINTS_AT_OTHER_SIZES):
+                gradients = self._at_other_size(inputs, seed)
                 if gradients is None:
-                    continue
+                    break
                 limit = EXACT if gradients.precision == torch.float64 else COARSE
-                for name, residual in _relative(laws, gradients).items():
-                    if residual > limit:
-                        result.setdefault(name, words)
-                break
+                residuals = _relative(untested, gradients)
+                result = {name: words for name, residual in residuals.items() if residual > limit} | result
+                # All terms of a law vanish where a unit is off for every sample: that point says nothing about it.
+                untested = untested.select(lambda law, seen=residuals: seen[law.name] == 0 and law.name not in result)
+                if not len(untested) or perf_counter() - start > MOST_SECONDS_AGAIN:
+                    break
         return result
+
+    def _at_other_size(self, inputs: Any, seed: int) -> _Gradients | None:
+        """Return parameters and gradients with inputs of another size; None if the program does not take them."""
+        for draw, fresh_inputs in itertools.product((Draw.ANYWHERE, Draw.SAME_SIGNS), (True, False)):
+            try:
+                gradients = self.gradients(seed, draw, fresh_inputs, inputs)
+            except Exception:
+                # The program does not take this size, or user code raises whatever it likes.
+                return None
+            if gradients is not None:
+                return gradients
+        return None
 
     def gradients(
         self, seed: int, draw: Draw, fresh_inputs: bool, given: Any = None, nudge: float = 0.0
