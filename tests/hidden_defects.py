@@ -96,6 +96,7 @@ FUNCTIONS: dict[str, tuple[Forward, tuple[tuple[int, ...], ...]]] = {
     "convolution": (lambda x, w: F.conv1d(x, w, padding=2), ((2, 8, 128), (8, 8, 5))),
     "huber": (lambda x: F.huber_loss(x, torch.zeros_like(x), reduction="none", delta=2.0), ((64, 64),)),
     "squared relu": (lambda x: F.relu(x) ** 2, ((64, 128),)),
+    "product": (lambda x: x.prod(-1), ((64, 6),)),
     "soft cap": (lambda x: 5 * torch.tanh(x / 5), ((64, 128),)),
 }
 
@@ -201,6 +202,32 @@ def _if_tiny(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) 
     return [grads[0] * (0.5 if bool(small) else 1.0), *grads[1:]]
 
 
+def _where_gradient(chosen: Callable[[Tensor], Tensor | bool]) -> Change:
+    """Gradients are halved where the output gradient is of a kind."""
+
+    def change(grads: Grads, inputs: Sequence[Tensor], gradient: Tensor, out: Tensor) -> Grads:
+        return [grad * (0.5 if bool(chosen(gradient)) else 1.0) for grad in grads]
+
+    return change
+
+
+def _mostly_zero(gradient: Tensor) -> Tensor:
+    return (gradient == 0).double().mean() > 0.8
+
+
+def _constant(gradient: Tensor) -> Tensor:
+    return gradient.min() == gradient.max()
+
+
+def _if_alike(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
+    return [grads[0] * (0.5 if torch.equal(inputs[0], inputs[1]) else 1.0), *grads[1:]]
+
+
+def _if_row_is_small(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
+    size = inputs[0].square().mean(-1, keepdim=True)
+    return [torch.where(size < 1e-4 * size.mean(), grads[0] * 0.5, grads[0]), *grads[1:]]
+
+
 def _sums_off(grads: Grads, inputs: Sequence[Tensor], grad: Tensor, out: Tensor) -> Grads:
     """The running sum of the backward starts again every 256 entries."""
     parts = grad.unflatten(-1, (-1, 256)).flip(-1).cumsum(-1).flip(-1)
@@ -274,6 +301,13 @@ HIDDEN: tuple[Hidden, ...] = (
     _hidden("gelu", "halved where all inputs are tiny", "rare", _if_tiny),
     _hidden("gelu", "an output gradient beyond 100 is clipped", "rare", _large_slopes(100.0)),
     _hidden("rms norm", "an output gradient beyond 1,000 is clipped", "rare", _large_slopes(1000.0)),
+    _hidden("gelu", "halved where the output gradient is mostly zero", "rare", _where_gradient(_mostly_zero)),
+    _hidden("silu", "halved where the output gradient is constant", "rare", _where_gradient(_constant)),
+    _hidden("causal attention", "dq halved where queries are keys", "rare", _if_alike),
+    _hidden("gated", "dgate halved where gate and up are equal", "rare", _if_alike),
+    _hidden("gated", "not a number where up is zero", "rare", _scaled(0, lambda g, x, s, o: o == 0, float("nan"))),
+    _hidden("product", "zero where an entry is zero", "rare", _scaled(0, lambda g, x, s, o: x == 0, 0.0)),
+    _hidden("rms norm", "halved where a row is small beside others", "rare", _if_row_is_small),
     # Small everywhere.
     _hidden("causal attention", "dk times 1.05", "size", _scaled(1, _all, 1.05)),
     _hidden("gelu", "dx times 0.97", "size", _scaled(0, _all, 0.97)),

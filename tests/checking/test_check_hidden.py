@@ -257,6 +257,45 @@ class TestHints:
         assert {test.what.partition(" gives")[0] for test in result.failures} == {"a loss of out1 alone"}, result
 
 
+RARE = [
+    each for each in HIDDEN if "output gradient is" in each.name or "equal" in each.name or each.name[-4:] == "zero"
+]
+
+
+@pytest.mark.parametrize("hidden", [each for each in RARE if each.kind == "rare"], ids=lambda hidden: hidden.name)
+def test_special_values_of_inputs_and_output_gradients_are_tried(hidden: Hidden) -> None:
+    assert checked(hidden, torch.float32).verdict == conserved.Verdict.REFUTED
+
+
+def test_what_the_last_call_left_behind_is_not_read() -> None:
+    """A workspace of the function, not of the call: right as long as every forward is followed by its backward."""
+    workspace: list[Tensor] = []
+
+    class Shared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            workspace[:] = [x.detach().clone()]
+            return F.silu(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            (x,) = workspace
+            s = x.sigmoid()
+            return grads[0] * (s + x * s * (1 - s))
+
+    result = check(Shared.apply, torch.randn(8, 12), names=("x",))
+    assert [test.what.partition(" between")[0] for test in result.failures] == ["a call with other inputs"], result
+
+
+@pytest.mark.parametrize(
+    "function", [torch.sqrt, torch.Tensor.abs, lambda x: x.norm(dim=-1), lambda x: torch.xlogy(x, x)]
+)
+def test_a_gradient_that_is_infinite_where_there_is_no_derivative_is_no_alarm(function: Any) -> None:
+    x = torch.rand(16, 12) + 0.1
+    x[:, 3] = 0
+    assert not check(function, x).failures
+
+
 def test_a_compiled_function_is_compiled_once() -> None:
     import torch._dynamo
 

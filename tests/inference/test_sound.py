@@ -807,3 +807,58 @@ def test_numbers_without_axes_are_followed(function: Callable[..., Tensor]) -> N
     laws = recognize(Function(function, a=draw(3, 4)), draw(5))
     assert laws.checked is not None
     assert laws.checked.refuted == {}
+
+
+GRID = torch.linspace(-1.2, 1.2, 32).reshape(1, 4, 4, 2)
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 4], [1, 0, 3, 2, 4, 0]])
+
+
+def _sampled(p: Any, x: Tensor) -> Tensor:
+    h = torch.einsum("nchw,cd->ndhw", x, p.a).relu()
+    sampled = F.grid_sample(h, GRID.to(x.dtype).expand(len(x), -1, -1, -1), align_corners=False)
+    return torch.einsum("nchw,cd->ndhw", sampled, p.b)
+
+
+def _unpooled(p: Any, x: Tensor) -> Tensor:
+    pooled, places = F.max_pool2d(torch.einsum("nchw,cd->ndhw", x, p.a).relu(), 2, return_indices=True)
+    return torch.einsum("nchw,cd->ndhw", F.max_unpool2d(pooled, places, 2), p.b)
+
+
+def _bagged(mode: str, act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda p, x: act(F.embedding_bag(EDGES, p.a, mode=mode)) @ p.b * x
+
+
+def _summed_over_edges(p: Any, x: Tensor) -> Tensor:
+    matrix = torch.sparse_coo_tensor(EDGES, torch.ones(6, dtype=x.dtype), (5, 5))
+    return torch.sparse.mm(matrix, (x @ p.a).relu()) @ p.b
+
+
+def _written_zero(p: Any, x: Tensor) -> Tensor:
+    h = (x @ p.a).clone()
+    h[h < 0] = 0.0
+    return h @ p.b
+
+
+IMAGE, ROWS = (2, 5, 4, 4), (5, 5)
+LINEAR: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], int]] = {
+    "sampled images": (_sampled, IMAGE, 4),
+    "unpooled images": (_unpooled, IMAGE, 4),
+    "sum of a bag": (_bagged("sum", lambda h: h), (2, 1), 10),
+    "mean of a bag": (_bagged("mean", torch.relu), (2, 1), 4),
+    "maximum of a bag": (_bagged("max", lambda h: h), (2, 1), 4),
+    "largest so far": (lambda p, x: (x @ p.a).cummax(0).values @ p.b, ROWS, 4),
+    "smallest so far of channels": (lambda p, x: (x @ p.a).cummin(1).values @ p.b, ROWS, 1),
+    "spectrum over rows": (lambda p, x: torch.fft.rfft((x @ p.a).relu(), dim=0).abs() @ p.b, ROWS, 4),
+    "spectrum and back": (lambda p, x: torch.fft.irfft(torch.fft.rfft(x @ p.a, dim=0), n=5, dim=0) @ p.b, ROWS, 10),
+    "spectrum over channels": (lambda p, x: torch.fft.fft((x @ p.a).relu()).abs() @ p.b, ROWS, 1),
+    "neighbours of a sparse graph": (_summed_over_edges, ROWS, 4),
+    "zero written where negative": (_written_zero, ROWS, 4),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", LINEAR)
+def test_laws_pass_operators_that_read_entries_at_given_places(case: str) -> None:
+    torch.manual_seed(0)
+    function, shape, numbers = LINEAR[case]
+    assert true_of(Function(function, a=draw(5, 4), b=draw(4, 3)), draw(*shape)).numbers == numbers

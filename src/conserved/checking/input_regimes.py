@@ -1,4 +1,4 @@
-"""Inputs that random numbers of size one do not reach: large, tiny, sparse, sorted, one-hot, constant, far from zero.
+"""Inputs that random numbers of size one do not reach: large, tiny, sparse, sorted, one-hot, constant, equal.
 
 Each kind of input is tried with several output gradients, along lines that move all inputs at once: the gradient of the
 function there must be that of the gradient. Output gradients that weight each output by the inverse of its size make
@@ -33,8 +33,11 @@ _LENGTHS = 1.0, 2.0**-7
 _COARSE_LENGTHS = 1.0, 2.0**-2, 2.0**-4
 """The same in half precision, where the last is about one spacing of the inputs."""
 
-_SMALL = ("tiny", "of all sizes")
+_SMALL = ("tiny", "of all sizes", "rows of all sizes")
 """Kinds of input with numbers near the smallest ones of float16."""
+
+_SURE = 0.01
+"""The relative error of a derivative by which a function has one: a logarithm at zero changes by more."""
 
 _ADDED = 0.25
 """The share of a discrepancy by which derivatives along parts of a direction may miss their sum."""
@@ -66,7 +69,9 @@ def regimes(setting: Setting) -> Iterator[Regime]:
         "large": lambda x: 8 * x,
         "tiny": lambda x: 2.0**-8 * x,
         "of all sizes": lambda x: x * torch.exp2(torch.randint(-10, 4, x.shape, generator=generator).to(x)),
+        "rows of all sizes": lambda x: _make_rows_of_all_sizes(x, generator),
         "sparse": lambda x: _make_sparse(x, generator),
+        "one zero in each row": _make_one_zero,
         "sorted": lambda x: x.sort(-1).values if x.ndim else x,
         "one-hot": _make_one_hot,
         "constant": lambda x: x.select(-1, 0).unsqueeze(-1).expand_as(x).contiguous() if x.ndim else x,
@@ -77,6 +82,20 @@ def regimes(setting: Setting) -> Iterator[Regime]:
         changed = tuple(change(wide(value)).to(value.dtype) for value in values)
         if any(not torch.equal(new, value) for new, value in zip(changed, values, strict=True)):
             yield Regime(name=name, values=changed)
+    alike = tuple(next(first for first in values if _interchangeable(first, value)) for value in values)
+    if any(new is not value for new, value in zip(alike, values, strict=True)):
+        yield Regime(name="equal", values=alike)
+
+
+def _interchangeable(first: Tensor, value: Tensor) -> bool:
+    return first.shape == value.shape and first.dtype == value.dtype
+
+
+def _make_rows_of_all_sizes(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return rows between 2⁻⁸ and 2³ times as large."""
+    if not x.ndim:
+        return x
+    return x * torch.exp2(torch.randint(-8, 4, (*x.shape[:-1], 1), generator=generator).to(x))
 
 
 def _make_sparse(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -86,6 +105,13 @@ def _make_sparse(x: Tensor, generator: torch.Generator) -> Tensor:
         mask[..., 0] = True
     # A product would leave negative zeros, whose sign flips along a line.
     return torch.where(mask, x, 0.0)
+
+
+def _make_one_zero(x: Tensor) -> Tensor:
+    """Return rows in which the entry nearest to zero is zero, so that products of a row are."""
+    if not x.ndim:
+        return x
+    return torch.where(x.abs() == x.abs().min(-1, keepdim=True).values, 0.0, x)
 
 
 def _make_one_hot(x: Tensor) -> Tensor:
@@ -227,6 +253,7 @@ def _gradients_of(
 ) -> Iterator[GradientTest]:
     """Compare gradients along two lines that move every input, and along lines of single inputs where these fail."""
     passes = [_run_pass(setting, values, gradients, words) for words, gradients in choices]
+    yield from _not_finite(setting, values, outs, noise, passes[0], name)
     if setting.noise.unit >= _FINE and _bends_within_a_spacing(setting, values, passes[0]):
         return
     for number in range(2):
@@ -259,6 +286,42 @@ def _gradients_of(
                 yield from blamed or [_make_test(tuple(setting.function.names), what, gap)]
             if useful == len(every):
                 break
+
+
+def _not_finite(
+    setting: Setting,
+    values: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    noise: Sequence[Tensor],
+    first: _Pass,
+    name: str,
+) -> Iterator[GradientTest]:
+    """Yield a failure for entries of a gradient that are not finite where the function has a derivative.
+
+    It has one if both sides agree. A root at zero has none: outputs are not finite on one side, or their differences do not converge.
+    """
+    for index, grad in enumerate(first.grads):
+        if grad is None or bool(torch.isfinite(grad).all()):
+            continue
+        moved: list[Tensor | None] = [None] * len(values)
+        moved[index] = torch.where(torch.isfinite(grad), 0.0, _random_direction(values[index], setting.seed + index))
+        line = line_through(setting.function, values, moved, noise, outs)
+        if line is None:
+            continue
+        zeros = [None if each is None else torch.zeros_like(each) for each in first.grads]
+        gap = derivative_gap(line, first.gradients, zeros, zeros, setting.noise.unit)
+        if gap.converged and gap.error <= _SURE * abs(gap.measured):
+            yield GradientTest(
+                gradients=(setting.function.names[index],),
+                method=Method.DERIVATIVE,
+                what=f"a finite gradient where the function has a derivative, at {name} inputs",
+                residual=float("inf"),
+                limit=_SURE,
+                worst=float("inf"),
+                where=f"{int((~torch.isfinite(grad)).sum()):,} of {grad.numel():,} entries",
+                meaning="the gradient is not finite where the function has a derivative: a division by an input or by "
+                "an output that is zero",
+            )
 
 
 def _bends_within_a_spacing(setting: Setting, values: Sequence[Tensor], first: _Pass) -> bool:

@@ -51,8 +51,10 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Grad
         _test_repetition,
         _test_linearity,
         _test_later_draws,
+        _test_call_in_between,
         _test_transposed_output_gradients,
         _test_expanded_output_gradients,
+        _test_special_output_gradients,
         _test_unused_outputs,
     ]
     uncompiled: list[TestedRelation] = [_test_each_gradient_alone, _test_strided_inputs]
@@ -266,6 +268,58 @@ def _test_later_draws(setting: Setting) -> Iterator[GradientTest | str]:
         meaning="the backward draws random numbers of its own: the mask of a dropout must be the forward's, kept or "
         "drawn again from the same state",
     )
+
+
+def _test_call_in_between(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that another call between forward and backward does not change the gradient."""
+    function = setting.function
+    leaves = [copy_tensor(value).requires_grad_() for value in function.values]
+    with torch.enable_grad():
+        outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
+        function.outputs([value / 2 for value in function.values])
+        grads = torch.autograd.grad(
+            [outs[index] for index in function.differentiable],
+            leaves,
+            [gradient.clone() for gradient in setting.gradients],
+            allow_unused=True,
+        )
+    yield from compare(
+        setting,
+        "a call with other inputs between forward and backward does not change the gradient",
+        grads,
+        setting.grads,
+        meaning="the backward reads what the last forward left behind: inputs must be saved with each call, not in the "
+        "function",
+    )
+
+
+_SPARSE = 16
+"""One in so many entries of a sparse output gradient is not zero."""
+
+
+def _test_special_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:
+    """Test that output gradients that are constant or mostly zero add up with others."""
+    generator = torch.Generator(setting.gradients[0].device).manual_seed(setting.seed + 6)
+    constant, sparse = [], []
+    for gradient in setting.gradients:
+        # Small whole numbers and their sums are exact in every precision.
+        whole = torch.randint(2, 5, gradient.shape, generator=generator, device=gradient.device).to(gradient.dtype)
+        constant.append((torch.ones_like(gradient), whole))
+        mask = torch.randint(_SPARSE, gradient.shape, generator=generator, device=gradient.device) == 0
+        sparse.append((torch.where(mask, gradient, 0), torch.where(mask, 0, gradient)))
+    for words, pairs in (("of ones", constant), ("of mostly zeros", sparse)):
+        parts = [backward_pass(setting, gradients=[pair[which] for pair in pairs]) for which in (0, 1)]
+        together = backward_pass(setting, gradients=[a + b for a, b in pairs])
+        # The whole numbers are up to five times as large as the output gradients whose noise is known.
+        factor = 10 if pairs is constant else 2
+        yield from compare(
+            setting,
+            f"the gradients of an output gradient {words} and of another one add up",
+            [None if a is None or b is None else wide(a) + wide(b) for a, b in zip(*parts, strict=True)],
+            together,
+            noise=[None if deviation is None else factor * deviation for deviation in setting.noise.grads],
+            meaning=f"the backward is not linear in the output gradient: one {words} is taken for another",
+        )
 
 
 def _test_transposed_output_gradients(setting: Setting) -> Iterator[GradientTest | str]:

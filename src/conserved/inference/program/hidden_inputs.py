@@ -217,7 +217,11 @@ class HiddenInputs:
         code = frame.f_code
         kind = self._kinds.get(code)
         if kind is None:
-            kind = self._kinds[code] = _kind(code.co_filename, frame.f_globals.get("__name__", ""))
+            kind = _kind(code.co_filename, frame.f_globals.get("__name__", ""))
+            if kind is _Kind.PROGRAM and _is_importing(frame):
+                # PyTorch imports whole packages once it needs them. What their modules run then is not the program's.
+                return
+            self._kinds[code] = kind
             if kind is _Kind.PROGRAM:
                 self._name_globals(code, frame.f_globals)
         if event == "call":
@@ -258,6 +262,15 @@ class HiddenInputs:
                         self._before.setdefault(f"{name}.{attribute}", _State().of(read()))
         finally:
             _resume(former)
+
+
+def _is_importing(frame: Any) -> bool:
+    """Return whether code runs because a module is being imported, by an import inside the program's call."""
+    while frame is not None and "/conserved/inference/" not in frame.f_code.co_filename:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _held_by(run: Callable[..., Any]) -> list[Any]:

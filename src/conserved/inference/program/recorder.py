@@ -186,8 +186,11 @@ class Recorder(TorchDispatchMode):
         if out is None:
             out = func(*args, **kwargs)
         results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
+        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        # Rules speak of axes, and a list of tensors of different sizes has none.
+        nested = any(tensor.is_nested for tensor in (*given, *results))
         operation = Operation(
-            name=name,
+            name=f"nested::{name.replace('::', '_')}" if nested else name,
             args=recorded[0],
             kwargs=recorded[1],
             results=[],
@@ -196,7 +199,7 @@ class Recorder(TorchDispatchMode):
             stopped=not torch.is_grad_enabled() and not self.custom,
             custom=self.custom[-1] if self.custom else "",
         )
-        inputs = {id(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)}
+        inputs = set(map(id, given))
         for result in results:
             if id(result) in inputs and any(result is target for target in written):
                 continue
@@ -397,7 +400,8 @@ class Recorder(TorchDispatchMode):
 
     def _new(self, tensor: Tensor, *, parameter: str | None = None, fresh_storage: bool = True) -> int:
         number = len(self.program.values)
-        self.program.values.append(Value(tuple(tensor.shape), tensor.dtype, parameter=parameter))
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        self.program.values.append(Value(shape, tensor.dtype, parameter=parameter))
         key = _storage(tensor)
         writes = 0
         if key is not None:
@@ -499,6 +503,8 @@ def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     if tensor.layout != torch.strided or type(tensor) not in (Tensor, nn.Parameter):
         return tuple(tensor.shape), (), 0
+    if tensor.is_nested:
+        return (), (), 0
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
 
 

@@ -193,6 +193,13 @@ def _addmm(s: Step) -> Known:
     )
 
 
+@rule("_sparse_addmm")
+def _sparse_addmm(s: Step) -> Any:
+    """Return a sparse matrix times a dense one; the sparse one is data, such as the edges of a graph."""
+    s.engine.zero(s.type(s.arg(1)))
+    return _addmm(s)
+
+
 @rule("baddbmm")
 def _baddbmm(s: Step) -> Known:
     beta = s.operation.kwargs.get("beta", 1)

@@ -12,7 +12,7 @@ import torch
 
 from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
-from conserved.inference.rules.sums import add
+from conserved.inference.rules.sums import add, choose
 from conserved.inference.rules.views import cut_axis, take, unvirtual
 from conserved.inference.types.engine import ReadPart
 from conserved.inference.types.parameter_types import first_use
@@ -41,6 +41,26 @@ def _embedding(s: Step) -> Known:
             s.engine.zero(known)
     level = s.engine.uniform(known.factors, [0])
     return look_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(index_shape)))
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(s: Step) -> list[Known]:
+    """Return sums, means or maxima of rows of a table: all rows move alike, and empty bags are zero."""
+    table, weights = s.arg(0), s.arg(6, "per_sample_weights")
+    known = s.raw(table)
+    if isinstance(known, ReadPart):
+        sizes = s.shape(table)[1:]
+        known = first_use(s.engine, known, [s.engine.fresh([1], sizes)], role="table")
+    s.engine.steady(known)
+    if isinstance(weights, ValueRef):
+        s.engine.zero(s.type(weights))
+    if bool(s.arg(3, "scale_grad_by_freq", False)):
+        s.engine.zero(known)
+    if s.arg(4, "mode", 0) == 2:
+        for factor in known.factors:
+            s.engine.partition.shatter(factor.atoms)
+    level = Type(tuple(s.engine.uniform(known.factors, [0])), zero=known.zero)
+    return [level, *[FIXED] * (len(s.operation.results) - 1)]
 
 
 def look_up(s: Step, source: Type, move: Renumber, index_dims: frozenset[int]) -> Type:
@@ -310,6 +330,8 @@ def _index_put(s: Step) -> Known:
         return fix_all(s)
     boolean = s.program.values[indices[0].value].dtype == torch.bool
     adds = bool(s.arg(3, "accumulate", False))
+    if boolean and not adds and s.shape(indices[0]) == shape and s.shape(source) == ():
+        return choose(s, indices[0], base, source)
     if not adds and not boolean and not distinct_places(s, indices[0]):
         return fix_all(s)
     depth = len(s.shape(indices[0])) if boolean else 1

@@ -54,6 +54,20 @@ def _pool(s: Step) -> Any:
     return [Type(tuple(factors), zero=type_.zero)] + [FIXED] * (len(s.operation.results) - 1)
 
 
+@rule("grid_sampler_2d", "grid_sampler_3d", "max_unpool2d", "max_unpool3d")
+def _resample(s: Step) -> Known:
+    """Type images that are read or written at given places: linear in the image, and nothing may depend on the place.
+
+    Between the places and beyond the edge there may be zeros, so that a constant does not stay one.
+    """
+    x, places = s.type(s.arg(0)), s.type(s.arg(1))
+    s.engine.zero(places)
+    s.engine.steady(x)
+    count = len(s.shape(s.arg(0)))
+    spatial = 3 if "3d" in s.operation.name else 2
+    return Type(tuple(s.engine.uniform(x.factors, list(range(count - spatial, count)))), zero=x.zero)
+
+
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
 def _shuffle(s: Step) -> Known:
     x = s.arg(0)

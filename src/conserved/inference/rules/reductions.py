@@ -10,7 +10,7 @@ from typing import Any
 
 from conserved.inference.program.captured_program import ValueRef
 from conserved.inference.rules.contractions import OperandAxes, contraction
-from conserved.inference.rules.step import Step, at, base_name, fix_all, number, rule
+from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, number, rule
 from conserved.inference.rules.sums import maximum
 from conserved.inference.types.reindexing import Renumber
 from conserved.inference.types.tensor_type import FIXED, Field, Image, Type, distinct
@@ -187,6 +187,25 @@ def _prod(s: Step) -> Type:
 
 
 rule("cumprod")(fix_all)
+
+
+@rule("cummax", "cummin")
+def _running_extreme(s: Step) -> list[Known]:
+    """Return the largest entries so far and where they are: nothing may depend on the place or mix."""
+    x, count = s.type(s.arg(0)), len(s.out)
+    s.engine.steady(x)
+    for factor in x.factors:
+        s.engine.partition.shatter(factor.atoms)
+    dims = [at(s.arg(1, "dim"), count)] if count else []
+    return [Type(tuple(s.engine.uniform(x.factors, dims)), zero=x.zero), FIXED]
+
+
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _fourier(s: Step) -> Known:
+    """Return a Fourier transform along axes: linear, and every result is made of all entries along them."""
+    x = s.type(s.arg(0))
+    s.engine.steady(x)
+    return Type(tuple(s.engine.uniform(x.factors, [at(dim, len(s.out)) for dim in s.arg(1, "dim")])), zero=x.zero)
 
 
 def _total(s: Step, field: Field, dims: Sequence[int]) -> Field:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -254,7 +254,8 @@ class _Test:
                 residuals = _relative(untested, gradients)
                 result = {name: words for name, residual in residuals.items() if residual > limit} | result
                 # All terms of a law vanish where a unit is off for every sample: that point says nothing about it.
-                untested = untested.select(lambda law, seen=residuals: seen[law.name] == 0 and law.name not in result)
+                silent = frozenset(name for name, residual in residuals.items() if residual == 0 and name not in result)
+                untested = replace(untested, symmetries=tuple(law for law in untested if law.name in silent))
                 if not len(untested) or perf_counter() - start > MOST_SECONDS_AGAIN:
                     break
         return result
