@@ -151,11 +151,15 @@ def _element(scanner: Scanner, symmetry: Symmetry) -> Tensor:
 
 
 def _mixing(scanner: Scanner, width: int, block: tuple[tuple[float, float], ...]) -> Tensor:
-    """Return a matrix that mixes rows two by two, in a random order."""
+    """Return a matrix that mixes rows two by two, in a random order and either sense.
+
+    A sum of numbers that are not negative is none either: only differences take them across the kink of a relu.
+    """
     order = torch.randperm(width, generator=scanner.generator)
     first, second = order[: width // 2], order[width // 2 : 2 * (width // 2)]
+    senses = 2.0 * torch.randint(2, first.shape, generator=scanner.generator, dtype=torch.float64) - 1
     matrix = torch.eye(width, dtype=torch.float64)
     for rows, numbers in zip((first, second), block, strict=True):
         for columns, number in zip((first, second), numbers, strict=True):
-            matrix[rows, columns] = number
+            matrix[rows, columns] = number if rows is columns else number * senses
     return matrix
