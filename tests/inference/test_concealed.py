@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import cProfile
+import importlib
 import itertools
 import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,3 +255,22 @@ def test_a_profiler_of_the_user_goes_on_after_laws_are_read() -> None:
     names = [str(getattr(entry.code, "co_name", "")) for entry in profiler.getstats()]
     assert len(laws) == 1
     assert "_double" in names
+
+
+def test_what_a_module_does_when_it_is_first_imported_is_not_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch imports packages of thousands of objects once it needs them; their bodies may ask for anything."""
+    (tmp_path / "imported_late.py").write_text("import time\nSTART = time.time()\n\ndef off(x):\n    return x.relu()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.b(importlib.import_module("imported_late").off(self.a(x)))
+
+    laws = recognize(Late(), torch.randn(5, 3))
+    assert [(law.name, law.source) for law in laws] == [("neurons", "typed")]
