@@ -298,7 +298,8 @@ def _not_finite(
 ) -> Iterator[GradientTest]:
     """Yield a failure for entries of a gradient that are not finite where the function has a derivative.
 
-    It has one if both sides agree. A root at zero has none: outputs are not finite on one side, or their differences do not converge.
+    It has one if both sides agree. A root at zero has none: outputs are not finite on one side, or their differences
+    do not converge.
     """
     for index, grad in enumerate(first.grads):
         if grad is None or bool(torch.isfinite(grad).all()):
