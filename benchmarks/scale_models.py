@@ -152,6 +152,67 @@ def _gpt2(size: str, vocabulary: int) -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
+def _library(name: str, **more: Any) -> Any:
+    """Return a function that builds a decoder of transformers whose config has the names of Llama's."""
+
+    def build(size: str, vocabulary: int, **options: Any) -> nn.Module:
+        import transformers
+
+        width, neurons, layers, heads, groups = WIDTHS[size]
+        config = getattr(transformers, name.replace("ForCausalLM", "TextConfig"), None)
+        config = config or getattr(transformers, name.replace("ForCausalLM", "Config"))
+        settings = {
+            "vocab_size": vocabulary,
+            "hidden_size": width,
+            "intermediate_size": neurons,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": groups,
+            "head_dim": width // heads,
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": False,
+        }
+        model: nn.Module = getattr(transformers, name)(config(**settings | more | options))
+        return model
+
+    return build
+
+
+def _opt(size: str, vocabulary: int) -> nn.Module:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    width, neurons, layers, heads, _ = WIDTHS[size]
+    config = OPTConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        word_embed_proj_dim=width,
+        ffn_dim=neurons,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=1024,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    return OPTForCausalLM(config)
+
+
+def _bert(size: str, vocabulary: int) -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    width, neurons, layers, heads, _ = WIDTHS[size]
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=neurons,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=1024,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForMaskedLM(config)
+
+
 def _litgpt(size: str, vocabulary: int) -> nn.Module:
     config_class = importlib.import_module("litgpt.config").Config
     model_class = importlib.import_module("litgpt.model").GPT
@@ -221,10 +282,37 @@ def _mixtral_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]
 
 
 def _gpt2_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
+    width, _, _, heads, _ = WIDTHS[size]
+    qkv, head = _named(model, "attn.c_attn.weight"), width // heads
     return {
+        "key head": (qkv, (slice(None), slice(width, width + head))),
+        "value head": (qkv, (slice(None), slice(2 * width, 2 * width + head))),
         "gain": (_named(model, "ln_1.weight"), slice(None)),
         "output projection": (_named(model, "attn.c_proj.weight"), slice(None)),
         "embedding rows": (_named(model, "wte.weight"), slice(0, 200)),
+    }
+
+
+def _opt_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
+    width, _, _, heads, _ = WIDTHS[size]
+    up = _named(model, ".fc1.weight")
+    return {
+        "key head": (_named(model, ".k_proj.weight"), slice(0, width // heads)),
+        "value head": (_named(model, ".v_proj.weight"), slice(0, width // heads)),
+        "up": (up, slice(None)),
+        "one row of up": (up, slice(3, 4)),
+        "gain": (_named(model, "self_attn_layer_norm.weight"), slice(None)),
+        "embedding rows": (_named(model, "embed_tokens.weight"), slice(0, 200)),
+    }
+
+
+def _bert_targets(model: nn.Module, size: str) -> dict[str, tuple[str, Rows]]:
+    width, _, _, heads, _ = WIDTHS[size]
+    return {
+        "key head": (_named(model, ".key.weight"), slice(0, width // heads)),
+        "value head": (_named(model, ".value.weight"), slice(0, width // heads)),
+        "gain": (_named(model, "attention.output.LayerNorm.weight"), slice(None)),
+        "embedding rows": (_named(model, "word_embeddings.weight"), slice(0, 200)),
     }
 
 
@@ -272,6 +360,16 @@ MAKERS = {
     "llama": Maker(build=_llama, logits=_library_logits, targets=_llama_targets),
     "mixtral": Maker(build=_mixtral, logits=_library_logits, targets=_mixtral_targets),
     "gpt2": Maker(build=_gpt2, logits=_library_logits, targets=_gpt2_targets),
+    "qwen3": Maker(build=_library("Qwen3ForCausalLM"), logits=_library_logits, targets=_llama_targets),
+    "gemma2": Maker(build=_library("Gemma2ForCausalLM"), logits=_library_logits, targets=_llama_targets),
+    "gemma3": Maker(build=_library("Gemma3ForCausalLM"), logits=_library_logits, targets=_llama_targets),
+    "qwen3-moe": Maker(
+        build=_library("Qwen3MoeForCausalLM", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=256),
+        logits=_library_logits,
+        targets=_mixtral_targets,
+    ),
+    "opt": Maker(build=_opt, logits=_library_logits, targets=_opt_targets),
+    "bert": Maker(build=_bert, logits=_library_logits, targets=_bert_targets),
     "litgpt": Maker(build=_litgpt, logits=_plain_logits, targets=_litgpt_targets),
     "hand": Maker(build=_hand, logits=_plain_logits, targets=_hand_targets),
 }

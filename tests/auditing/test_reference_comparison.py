@@ -126,7 +126,9 @@ def test_the_derivative_of_a_gate_is_seen_and_its_function_blamed(dtype: torch.d
 
 def test_functions_whose_backward_is_another_by_design_are_named() -> None:
     assert compared(Net(Reversed.apply), torch.float32).trusted == ("Reversed",)
-    assert compared(Net(StraightThrough.apply), torch.float32).trusted == ("StraightThrough",)
+    result = compared(Net(StraightThrough.apply), torch.float32)
+    assert result.trusted == ("StraightThrough",)
+    assert "with the backward of StraightThrough as it is" in result.verdict.message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -164,6 +164,66 @@ def test_a_wrong_backward_of_an_autograd_function_is_named() -> None:
     assert "autograd function" in result.message
 
 
+class _Passed(torch.autograd.Function):
+    """Passes a branch on, as regions of tensor parallelism do; the gradient is added up once too often."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return 2 * grads[0]
+
+
+def test_a_backward_of_its_own_behind_an_unchanged_input_is_neither_refuted_nor_ok() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(32, 24), Gated(lambda gate, up: gate * _Passed.apply(up))
+
+    def closure() -> Tensor:
+        return model(x).sin().sum()
+
+    laws = recognize(Gated(torch.mul), x)
+    closure().backward()
+    result = audit(model, laws, closure=closure)
+    assert result.verdict == Status.INCONCLUSIVE
+    assert not result.ok
+    assert "_Passed" in result.reason
+    assert "Not ok" in result.summary()
+
+
+class _HalvedWeight(torch.autograd.Function):
+    """A linear map whose weight gets half its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return grads[0] @ weight, 0.5 * grads[0].T @ x
+
+
+@pytest.mark.parametrize("part", ["up", "down"])
+def test_a_wrong_backward_is_refuted_where_the_program_holds_a_weight_in_a_closure(part: str) -> None:
+    """Weights put in place of the module's are not seen then, so that moving them along a law proves nothing."""
+    torch.manual_seed(0)
+    x, model = torch.randn(32, 24), Gated(torch.mul)
+    layer: Any = getattr(model, part)
+    weight = layer.weight
+    layer.forward = lambda y: _HalvedWeight.apply(y, weight)
+
+    def closure() -> Tensor:
+        return model(x).sin().sum()
+
+    laws = recognize(model, x)
+    closure().backward()
+    for again in (None, closure):
+        assert audit(model, laws, closure=again).verdict == Status.REFUTED
+
+
 def test_wrong_compiled_code_is_named() -> None:
     def wrong_backend(graph: Any, inputs: Any) -> Any:
         return lambda *args: tuple((0.5 * out + 0.5 * out.detach()) for out in graph(*args))
@@ -349,6 +409,26 @@ def test_rounding_of_a_fused_attention_kernel_is_told_from_a_wrong_backward() ->
     assert result.verdict != Status.REFUTED
     assert watched.rounded
     assert watched.ok
+
+
+def test_a_factor_on_a_sum_that_is_zero_is_not_stated_as_visible() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(20, 10), torch.randn(64, 20)
+    laws = recognize(model, x, loss="cross_entropy")
+
+    def closure() -> Tensor:
+        return F.cross_entropy(model(x), torch.arange(64) % 10)
+
+    closure().backward()
+    assert model.weight.grad is not None
+    model.weight.grad *= -1
+    result = audit(model, laws, closure=closure)
+    assert not result.failures
+    seen = result.sensitivity
+    assert seen is not None
+    assert seen.typical == float("inf")
+    assert seen.sums["class_shift"] < 0.01
+    assert "no factor on a leg" in str(seen)
 
 
 def test_a_class_shift_counts_as_the_directions_it_constrains_and_is_not_ok_alone() -> None:

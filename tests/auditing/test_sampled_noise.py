@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from conserved import recognize
 from conserved.auditing.diagnosis import Diagnosis, Origin, SuspectIdentities, diagnose
 from conserved.auditing.gradient_peaks import PeakHistory
-from conserved.auditing.noise import noise_multiples, suspicious
+from conserved.auditing.noise import multiplied, noise_multiples, suspicious
 from conserved.auditing.reference_comparison import foreign_gradients
 from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.auditing.replay import Replay
 from conserved.laws.identities import balance_of
 from conserved.moment import Plan
 from conserved.tolerances import SIGMAS
+from scale_models import HandWritten
 
 
 class StoredReplay(Replay):
@@ -206,3 +207,14 @@ def test_gradients_that_grow_in_the_replay_too_are_not_corrupted() -> None:
     for size in (1.0, 1.1, 0.9, 1.0, 50.0):
         replay = StoredReplay({"w": size * gradient})
         assert history.corrupted({"w": gradient}, {"w": size * gradient}, replay) == ()
+
+
+def test_laws_whose_maps_are_multiplied_are_known_by_their_sides() -> None:
+    model = HandWritten(50, 24, 32, 2, 4, 2)
+    laws = recognize(model, torch.zeros(1, 6, dtype=torch.long), loss="cross_entropy")
+    families = {symmetry.family: set[bool]() for symmetry in laws}
+    for symmetry in laws:
+        families[symmetry.family].add(multiplied(symmetry))
+    assert families.pop("query_key") == {True}
+    assert {"value_output", "gated_neurons", "gain"} <= families.keys()
+    assert all(flags == {False} for flags in families.values())

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from conserved.auditing.diagnosis import Diagnosis
+from conserved.auditing.diagnosis import Diagnosis, Origin
 from conserved.auditing.gradient_peaks import CorruptedEntry
 from conserved.auditing.loss_scale import LossScale
 from conserved.auditing.reference_comparison import ReferenceComparison
@@ -322,8 +322,12 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is refuted, no gradient is missing, and at least `LEAST` of the model was tested."""
-        if self.verdict == Status.REFUTED or any(item.matters for item in self.findings):
+        """Whether nothing is refuted, no gradient is missing, and at least `LEAST` of the model was tested.
+
+        An identity that a function breaks by its own backward pass was tested and does not hold: whether that is meant,
+        its author knows.
+        """
+        if self.verdict == Status.REFUTED or any(item.matters for item in self.findings) or self._by_design:
             return False
         return self.coverage.parameters >= LEAST
 
@@ -335,10 +339,19 @@ class Audit:
             return self.verdict.message
         if missing:
             return f"The gradient of {_listed(tuple(missing))} is missing or not finite."
+        if self._by_design:
+            return (
+                f"Not tested: {counted(len(self._by_design), 'identity', 'identities')}. {self._by_design[0].message}."
+            )
         if self.coverage.parameters >= LEAST:
             return ""
         tested = percent(self.coverage.parameters)
         return f"{tested} of the trained entries were tested to {percent(STATED)} or better; ok needs {percent(LEAST)}."
+
+    @property
+    def _by_design(self) -> list[Diagnosis]:
+        """The diagnoses of identities that the own backward pass of a function breaks."""
+        return [diagnosis for diagnosis in self.diagnoses.values() if diagnosis.origin is Origin.DESIGN]
 
     @property
     def conclusive(self) -> bool:
@@ -408,7 +421,7 @@ class Audit:
         if self.unclaimed:
             lines.append(f"Nothing is claimed about {counted(len(self.unclaimed), 'parameter')}.")
         lines += self.coverage.lines()
-        if self.sensitivity is not None and self.sensitivity.laws:
+        if self.sensitivity is not None and (self.sensitivity.laws or self.sensitivity.sums):
             text = str(self.sensitivity)
             lines.append(f"{text[0].upper()}{text[1:]}.")
         lines += [str(item) for item in (self.comparison, self.scale) if item is not None]

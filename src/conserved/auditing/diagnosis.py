@@ -67,8 +67,8 @@ MEANING = {
     "rounds, or a kernel's {precision} path, explains it",
     Origin.PROGRAM: "reproducible in reference form too: the gradient is not that of this program. A gradient hook, or "
     "an operation whose backward is not the derivative of its forward",
-    Origin.DESIGN: "by design: {trusted} returns its input, rounds or compares it, and has a backward of its own, as "
-    "gradient reversal, straight-through estimators and spikes do",
+    Origin.DESIGN: "{trusted} returns its input, rounds or compares it, and has a backward of its own: by design in "
+    "gradient reversal, straight-through estimators and spikes, an error elsewhere",
     Origin.UNKNOWN: "the pass could not be run again: {reason}",
 }
 """Words for each origin."""

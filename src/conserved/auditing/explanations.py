@@ -14,7 +14,7 @@ from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.auditing.replay import is_fully_sharded
 from conserved.inference.derivation import Derivation
-from conserved.inference.further_laws.moving_parameters import move_parameters, runs
+from conserved.inference.further_laws.moving_parameters import is_seen, move_parameters, runs
 from conserved.layout import has_flat_shards
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
@@ -111,7 +111,8 @@ def _not_kept(
             worst = max(changes, key=lambda item: item.change)
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else soft
-            if any(change.holds is False and change.change > bound * change.half for change in changes):
+            changed = any(change.holds is False and change.change > bound * change.half for change in changes)
+            if changed and (len(symmetry.parameters) == 1 or is_seen(run, theta, symmetry)):
                 text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is not a law here"
                 result[symmetry.name] = (f"{EITHER}: {text}",)
     except Exception:

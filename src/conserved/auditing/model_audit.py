@@ -23,7 +23,7 @@ from conserved.auditing.explanations import EXPLAINED, lost_since
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_predictions, explained_by_rounding
 from conserved.auditing.loss_scale import LossScale, loss_scale
-from conserved.auditing.noise import least_factor, shows_factors, unmistakable
+from conserved.auditing.noise import expected_limits, least_factor, shows_factors, unmistakable
 from conserved.auditing.pass_identities import PassIdentities
 from conserved.auditing.reference_comparison import ReferenceComparison, compare_with_reference
 from conserved.auditing.replay import ClosureReplay, Replay, alone
@@ -352,7 +352,9 @@ def _sensitivity(case: PassIdentities, used: torch.dtype, *, replayed: bool) -> 
     # Its direction distinguishes a wrong factor from rounding, down to twice the residual that is there without it.
     factors = np.maximum(case.measurement.floors, 2 * np.nan_to_num(case.measurement.residuals))
     limits = case.limits
-    if not replayed:
+    if replayed:
+        limits = np.maximum(limits, expected_limits(used, case.symmetries))
+    else:
         # Without a replay only gross residuals are refuted, and in half precision only factors that kernels do not
         # leave. Of two legs of one size, a factor on one leaves 1/√2 of itself.
         limits = np.maximum(limits, [unmistakable(used, symmetry) for symmetry in case.symmetries])

@@ -142,16 +142,27 @@ def noise_multiples(entries: NDArray[np.int64], samples: int) -> NDArray[np.floa
     return np.maximum(SIGMAS, np.sqrt(fdtri(n, n * samples, 1 - _CHANCE)))
 
 
+def expected_limits(precision: torch.dtype, symmetries: Sequence[Symmetry]) -> NDArray[np.float64]:
+    """Return the residuals that replays are expected to explain where none was needed: from u/√6, see above.
+
+    Up to eight samples are drawn, and the largest counts. Of n numbers each, it is about 1 + 1/√n times their σ.
+    """
+    counts = np.array([symmetry.identities for symmetry in symmetries], dtype=np.float64)
+    return SIGMAS * (1 + 1 / np.sqrt(np.maximum(counts, 1))) * ROOT_MEAN_SQUARE * torch.finfo(precision).eps / 2
+
+
 def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
     """Return the relative residual that rounding does not leave in any regime: above it no replay is needed.
 
     Set from clean passes and not derived (results/audit_noise_h200). The largest residual was 0.12 in half precision
     (queries and keys × 40), and twice that is taken. In single precision it was 2e-5, below the floor, which is taken
-    itself; linear laws get 0.02, by choice. Class sums are the exception: softmax of a loss saturates where training
-    succeeds, p ≈ 1 is rounded, and all of the sum may be rounding. Without a replay nothing is unmistakable there.
-    Identities of float64 models go through float32 in libraries.
+    itself; linear laws get 0.02, by choice. Identities of float64 models go through float32 in libraries.
+
+    Laws of the loss are the exception. The gradient of logits, p − y, vanishes where training succeeds, and what is
+    left of it is the rounding of p ≈ 1. Other sums that cancel (of a router that is sure) are small against all
+    gradients, which linear laws are held against; but all gradients are made from this one.
     """
-    if symmetry.family == "class_shift":
+    if symmetry.of_loss:
         return 1.0
     if symmetry.kind.linear and precision not in HALF:
         return 0.02
@@ -161,12 +172,24 @@ def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
 def least_factor(symmetry: Symmetry) -> float:
     """Return the wrong factor on one leg, less one, below which only a replay tells it from half-precision rounding.
 
-    Errors of fused attention are one number for every query, and lie along a leg where few queries matter. In 6,824
-    clean passes on an H200 two identities had residuals along a leg, both of queries and keys: 0.0085, as a factor of
-    1.012 leaves, and 0.0077, as one above 1.015. Twice that is taken for queries and keys; nothing lay along legs of
-    other families.
+    Between two maps whose outputs are multiplied with each other lie the rounding of both on the way there (rotary
+    positions, norms of queries and keys) and that of fused attention, whose errors are one number for every query and
+    lie along a leg where few queries matter. In 6,824 clean passes on an H200 two identities had residuals along a leg,
+    both of queries and keys: 0.0085, as a factor of 1.012 leaves, and 0.0077, as one above 1.015. Twice that is taken
+    for such pairs; nothing lay along legs of other laws, where one map reads what the other writes.
     """
-    return 0.03 if symmetry.family == "query_key" else 0.015
+    return 0.03 if multiplied(symmetry) else 0.015
+
+
+def multiplied(symmetry: Symmetry) -> bool:
+    """Return whether the legs of a symmetry are maps whose outputs are multiplied with each other.
+
+    Its group then acts on the same side of all weights. Where one map reads what another writes, it acts on the rows of
+    one and the columns of the other. A gain has one side only: it is written, and read by weights.
+    """
+    wide = [leg for leg in symmetry.legs if leg.view.m > 1] or [*symmetry.legs]
+    first = {min(leg.view.axes) < min(leg.view.rest, default=len(leg.view.grid)) for leg in wide}
+    return len(first) == 1 and len({leg.degree > 0 for leg in wide}) == 2 and not symmetry.kind.linear
 
 
 def shows_factors(symmetry: Symmetry) -> bool:

@@ -148,6 +148,8 @@ class ReferenceComparison:
         )
         if not worst:
             message = f"{self.coverage:.0%} of trained entries agree with {self.form}, row by row, to rounding"
+            if self.trusted:
+                message += f", with the backward of {' and '.join(self.trusted)} as it is"
             if self.imprecise:
                 message += f", but for the precision of kernels in {len(self.imprecise)} parameters"
             message += "."

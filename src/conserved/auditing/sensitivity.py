@@ -14,7 +14,7 @@ gradient's norm there.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,25 +34,30 @@ class Sensitivity:
     """The smallest relative error of one leg that would have been refuted: of every law, by family, and the worst."""
 
     laws: Mapping[str, float]
-    """By name of the law, for its least visible leg among those that are tested; infinite if none is.
+    """By name of a law of several legs, for its least visible leg among those tested; infinite if none is.
 
     A leg is not tested if its gradient could be lost, s = −1, and the identity would still hold: a bias that is zero
     has no term. Coverage does not count its entries.
     """
     families: Mapping[str, float]
-    """The median over the laws of a family."""
+    """The median over these laws of a family."""
     legs: Mapping[tuple[str, str], float]
     """By law and parameter."""
+    sums: Mapping[str, float] = field(default_factory=dict)
+    """The median over the laws of one leg of a family: relative to the gradient, for errors in their own directions.
+
+    A wrong factor is not among them: a sum that should be zero is zero however it is multiplied.
+    """
 
     @property
     def typical(self) -> float:
-        """The median over all tested laws; infinite without any."""
+        """The median over tested laws of several legs; infinite without any."""
         values = [*self.laws.values()]
         return float(np.median(values)) if values else float("inf")
 
     @property
     def worst(self) -> float:
-        """The largest over all tested laws."""
+        """The largest over tested laws of several legs."""
         return max(self.laws.values(), default=float("inf"))
 
     def renamed(self, names: Mapping[str, str]) -> Sensitivity:
@@ -65,16 +70,22 @@ class Sensitivity:
 
     def record(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
-        return record_of(self, "typical worst families laws")
+        return record_of(self, "typical worst families sums laws")
 
     def __repr__(self) -> str:
         return f"<Sensitivity: typically {in_percent(self.typical)}, at worst {in_percent(self.worst)}>"
 
     def __str__(self) -> str:
-        if not self.laws:
+        if not self.laws and not self.sums:
             return "nothing was tested"
-        listed = ", ".join(f"{family} {in_percent(value)}" for family, value in self.families.items())
-        return f"errors above {in_percent(self.typical)} of a leg would have been seen ({listed})"
+        text = "no factor on a leg would have been seen"
+        if self.laws:
+            text = f"errors above {in_percent(self.typical)} of a leg would have been seen ({_listed(self.families)})"
+        return f"{text}; in the directions of sums alone: {_listed(self.sums)}" if self.sums else text
+
+
+def _listed(families: Mapping[str, float]) -> str:
+    return ", ".join(f"{family} {in_percent(value)}" for family, value in families.items())
 
 
 def of_legs(plan: Plan, theta: Tensors, gradients: Tensors) -> NDArray[np.float64]:
@@ -114,6 +125,7 @@ def sensitivity(
     laws: dict[str, float] = {}
     legs: dict[tuple[str, str], float] = {}
     families: dict[str, list[float]] = {}
+    sums: dict[str, list[float]] = {}
     begin = 0
     for index, symmetry in enumerate(symmetries):
         sizes = terms[begin : begin + len(symmetry.legs)]
@@ -127,10 +139,17 @@ def sensitivity(
             legs[key] = max(legs.get(key, 0.0), seen)
             if seen <= 1:
                 visible.append(seen)
-        laws[symmetry.name] = max(visible, default=float("inf"))
-        families.setdefault(symmetry.family, []).append(laws[symmetry.name])
-    medians = {family: float(np.median(values)) for family, values in families.items()}
-    return Sensitivity(laws=laws, families=medians, legs=legs)
+        least = max(visible, default=float("inf"))
+        if len(symmetry.legs) == 1:
+            sums.setdefault(symmetry.family, []).append(least)
+            continue
+        laws[symmetry.name] = least
+        families.setdefault(symmetry.family, []).append(least)
+    return Sensitivity(laws=laws, families=_medians(families), legs=legs, sums=_medians(sums))
+
+
+def _medians(values: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: float(np.median(sizes)) for name, sizes in values.items()}
 
 
 def in_percent(share: float) -> str:

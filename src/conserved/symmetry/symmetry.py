@@ -176,6 +176,11 @@ class Symmetry:
         return self.kind.linear and sum(leg.view.n for leg in self.legs) == 1
 
     @property
+    def of_loss(self) -> bool:
+        """Whether it leaves the loss as it is and not the outputs: a shift of all logits."""
+        return self.family == "class_shift"
+
+    @property
     def logarithmic(self) -> bool:
         """Whether some leg is shifted by the logarithm of the scale that multiplies others."""
         return any(leg.logarithmic for leg in self.legs)

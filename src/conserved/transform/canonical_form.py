@@ -21,7 +21,7 @@ from conserved.transform.coupling import exchanges as equal_units
 from conserved.transform.finding import example_call, symmetries_of
 from conserved.transform.gauge_fixing import RoundedAnew, fix_scales
 from conserved.transform.invariants import orthogonal_invariants, rotating_spaces
-from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
+from conserved.transform.moving import ABOUT_GRADIENTS, STORED, Weights, act_on, is_plain
 
 DIGITS = 4
 """Significant digits of the sizes that a digest is made of, and decimals less one of the shares."""
@@ -125,7 +125,7 @@ def find_gauge(
             exchanges = equal_units(target, *args, laws=laws, **kwargs)
             rotations, _ = rotatable(target, example_call(target, args, kwargs), laws)
     listed = laws.symmetries if isinstance(laws, LawSet) else laws
-    exact = [s for s in listed if s.exact and s.family not in (*ABOUT_GRADIENTS, *ABOUT_LOSS)]
+    exact = [s for s in listed if s.exact and not s.of_loss and s.family not in ABOUT_GRADIENTS]
     return GaugeFreedom(exact=exact, exchanges=list(exchanges or ()), rotations=rotations)
 
 

@@ -18,7 +18,6 @@ from conserved.transform.finding import as_a_function, symmetries_of
 from conserved.transform.incoherent import IncoherentObjective
 from conserved.transform.moving import (
     ABOUT_GRADIENTS,
-    ABOUT_LOSS,
     MovedWeights,
     Weights,
     act_on,
@@ -238,7 +237,7 @@ def _untouched_names(symmetry: Symmetry, chooser: Objective, *, approximate: boo
         return "it trades a scale for a shift, which no objective weighs"
     if symmetry.family in ABOUT_GRADIENTS:
         return "it says that a gradient is zero, not that the function does not see these entries"
-    if symmetry.family in ABOUT_LOSS:
+    if symmetry.of_loss:
         return "it changes outputs, though not the loss"
     if not symmetry.exact and not approximate:
         return "it holds up to a norm's ε only; approximate=True moves it"

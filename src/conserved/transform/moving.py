@@ -23,9 +23,6 @@ STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ABOUT_GRADIENTS = ("inert_padding", "unused", "frozen")
 """Families of laws that say that a gradient is zero; they say nothing about the function."""
 
-ABOUT_LOSS = ("class_shift",)
-"""Families that leave the loss alone and not the outputs."""
-
 Elements = Mapping[Symmetry | str, Tensor] | Mapping[str, Tensor] | Mapping[Symmetry, Tensor]
 
 
@@ -207,7 +204,7 @@ def notes(symmetries: Iterable[Symmetry]) -> list[str]:
                 f"holds up to a norm's ε = {symmetry.epsilon:g}: scaling its input by c changes its output by about "
                 "½ε(1 − c⁻²)/s, with s the mean square of the input"
             ].append(symmetry.name)
-        if symmetry.family in ABOUT_LOSS:
+        if symmetry.of_loss:
             several["leaves the loss unchanged, and not the outputs: logits are shifted"].append(symmetry.name)
         if symmetry.family in ABOUT_GRADIENTS:
             several["is about gradients: the function may read these entries for other inputs"].append(symmetry.name)

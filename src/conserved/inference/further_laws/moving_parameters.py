@@ -78,15 +78,27 @@ def move_parameters(
     for symmetry in symmetries:
         element = symmetry.element(spread=0.5, generator=generator)
         there = symmetry.act(there, element)
-        half = _first_leg(symmetry).act(half, element)
+        half = _one_parameter(symmetry, symmetry.legs[0].view.parameter).act(half, element)
     before = run(start, seed)
     precision = max((torch.finfo(tensor.dtype).eps for tensor in before), default=1e-7)
     return MoveOutcome(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
 
 
-def _first_leg(symmetry: Symmetry) -> Symmetry:
+def is_seen(run: RunProgram, parameters: Mapping[str, Tensor], symmetry: Symmetry, *, seed: int = 0) -> bool:
+    """Return whether every parameter of a symmetry, moved alone, changes the outputs.
+
+    A program that holds a parameter elsewhere than in its module (in a closure, say) does not see the one that takes
+    its place: moving others along with it then proves nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    start = {name: whole(value.detach()) for name, value in parameters.items()}
+    element, before = symmetry.element(spread=0.5, generator=generator), run(start, seed)
+    moved = (_one_parameter(symmetry, name).act(dict(start), element) for name in symmetry.parameters)
+    return all(_change(before, run(there, seed)) > 0 for there in moved)
+
+
+def _one_parameter(symmetry: Symmetry, name: str) -> Symmetry:
     """Return the same motion of one parameter alone, which is no symmetry unless nothing depends on it."""
-    name = symmetry.legs[0].view.parameter
     legs: tuple[Leg, ...] = tuple(leg for leg in symmetry.legs if leg.view.parameter == name)
     return Symmetry(block=symmetry.block, family=symmetry.family, part=symmetry.part, kind=symmetry.kind, legs=legs)
 

@@ -32,6 +32,23 @@ _PRODUCTS = ("aten::bmm.default", "aten::baddbmm.default")
 """Operations whose last two arguments are multiplied."""
 
 
+def _with_tangents(args: Sequence[Any]) -> list[Any]:
+    """Return arguments with a tangent of zeros for each tensor that has none, if another one moves.
+
+    Tangents that are absent become tensors without memory, whose products are decided in Python: the first of them
+    imports the whole compiler, which takes seconds.
+    """
+    duals = [isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args]
+    if not any(duals):
+        return [*args]
+    return [
+        forward_ad.make_dual(arg, torch.zeros_like(arg))
+        if isinstance(arg, Tensor) and not dual and (arg.is_floating_point() or arg.is_complex())
+        else arg
+        for arg, dual in zip(args, duals, strict=True)
+    ]
+
+
 def _moves(result: Tensor) -> bool:
     """Return whether a value has a tangent that is more than rounding."""
     primal, tangent = forward_ad.unpack_dual(result)
@@ -308,7 +325,7 @@ class Rotations:
             args = (args[0].clone(), *args[1:])
         if name in ("view", "_unsafe_view"):
             return [args[0].reshape(args[1])]
-        result = getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
+        result = getattr(getattr(torch.ops.aten, name), overload)(*_with_tangents(args), **kwargs)
         return [result] if isinstance(result, Tensor) else [tensor for tensor in result if isinstance(tensor, Tensor)]
 
     def _recompute(self, value: int) -> Operation | None:
