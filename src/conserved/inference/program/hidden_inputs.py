@@ -171,7 +171,8 @@ class HiddenInputs:
         self._roots: dict[str, Callable[[], Any]] = {"what the function holds on to": lambda: _held_by(run)}
         self._model = model
         self._asked: dict[str, str] = {}
-        self._kinds: dict[types.CodeType, _Kind] = {}
+        self._codes: dict[int, tuple[types.CodeType, _Kind, str | None]] = {}
+        """Code that was called, its owner and what it asks for, by its identity: hashing code takes its whole text."""
         self._before: dict[str, Any] = {}
         self._former: Any = None
         numpy: Any = sys.modules.get("numpy.random")
@@ -214,28 +215,37 @@ class HiddenInputs:
     def _look(self, frame: Any, event: str, called: Any) -> None:
         if event not in ("call", "c_call"):
             return
-        code = frame.f_code
-        kind = self._kinds.get(code)
-        if kind is None:
-            kind = _kind(code.co_filename, frame.f_globals.get("__name__", ""))
-            if kind is _Kind.PROGRAM and _is_importing(frame):
-                # PyTorch imports whole packages once it needs them. What their modules run then is not the program's.
-                return
-            self._kinds[code] = kind
-            if kind is _Kind.PROGRAM:
-                self._name_globals(code, frame.f_globals)
+        known = self._codes.get(id(frame.f_code)) or self._meet(frame)
+        if known is None:
+            return
+        _, kind, what = known
         if event == "call":
-            what = _FUNCTIONS.get((frame.f_globals.get("__name__", ""), code.co_qualname))
             if what is not None:
                 self._note(what, frame.f_back)
-        elif kind in (_Kind.PROGRAM, _Kind.STANDARD) and (what := _asks(called)) is not None:
+        elif (kind is _Kind.PROGRAM or kind is _Kind.STANDARD) and (what := _asks(called)) is not None:
             self._note(what, frame)
+
+    def _meet(self, frame: Any) -> tuple[types.CodeType, _Kind, str | None] | None:
+        """Keep the owner of code that is called for the first time, and what it reads by name if that is the program.
+
+        The code is kept as well, so that no other takes its identity. Return None for code of modules that are imported
+        meanwhile: PyTorch imports whole packages once it needs them, and what those run is not the program's.
+        """
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        kind = _kind(code.co_filename, module)
+        if kind is _Kind.PROGRAM and _is_importing(frame):
+            return None
+        self._codes[id(code)] = code, kind, _FUNCTIONS.get((module, code.co_qualname))
+        if kind is _Kind.PROGRAM:
+            self._name_globals(code, frame.f_globals)
+        return self._codes[id(code)]
 
     def _note(self, what: str, frame: Any) -> None:
         """Note that something was asked for, if the program's own code asked."""
         while frame is not None:
             code = frame.f_code
-            kind = self._kinds.get(code) or _kind(code.co_filename, frame.f_globals.get("__name__", ""))
+            known = self._codes.get(id(code))
+            kind = known[1] if known else _kind(code.co_filename, frame.f_globals.get("__name__", ""))
             if kind is _Kind.PROGRAM:
                 where = f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
                 self._asked.setdefault(what, where)
