@@ -36,6 +36,14 @@ BLIND = (
 LEAST = 0.5
 """Share of the trained entries that must be tested for an audit to be `ok`."""
 
+_SOURCES = {
+    "given": "as given",
+    "stored": "as stored",
+    "bits": "as the bits of the gradients show",
+    "products": "as products in single precision may round their factors here, to TF32 for example",
+}
+"""Words for how the precision of a pass is known."""
+
 _SHOWN = 12
 """Failures that a summary lists."""
 
@@ -127,7 +135,7 @@ class Judgement:
     unknown: Mapping[str, int]
     gauge: Gauge | None
     precision: torch.dtype
-    known: Literal["given", "stored", "bits"]
+    known: Literal["given", "stored", "bits", "products"]
     ranks: int
     moved: float | None
     moved_bytes: int = 0
@@ -154,7 +162,7 @@ class Audit:
     error of 10 % would have been seen. `conclusive`: everything that could be tested was, to rounding. Only both
     together are green; `coverage` says for how much of the model, and `sensitivity` for which errors. `precision` is
     the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of the gradients
-    themselves), or read off the gradients' bits.
+    themselves), read off the gradients' bits, or products, where PyTorch may round factors of float32 products (TF32).
 
     An audit from `audit(model, wait=False)` is judged when it is first read; `ready` says whether reading would wait.
     """
@@ -275,8 +283,8 @@ class Audit:
         return self.judgement.precision
 
     @property
-    def known(self) -> Literal["given", "stored", "bits"]:
-        """The source of the precision: the caller, the stored type of the gradients, or their bits."""
+    def known(self) -> Literal["given", "stored", "bits", "products"]:
+        """The source of the precision: the caller, the gradients' stored type, their bits, or products such as TF32."""
         return self.judgement.known
 
     @property
@@ -397,7 +405,7 @@ class Audit:
     def summary(self) -> str:
         """Return the verdict, failures with likely causes, findings, and the errors that no audit sees."""
         checked = sum(row.checked for row in self.rows)
-        known = {"given": "as given", "stored": "as stored", "bits": "as the bits of the gradients show"}[self.known]
+        known = _SOURCES[self.known]
         where = f" over {self.ranks} processes ({_bytes(self.moved_bytes)} sent by each)" if self.ranks > 1 else ""
         lines = [f"{self.verdict.status.value.upper()}: {self.verdict.message}"]
         lines.append(

@@ -19,6 +19,7 @@ from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.noise import suspicious
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.inference.cached_laws import cached_laws_of
+from conserved.inference.derivation import Derivation
 from conserved.inference.model_parts import ModelParts, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import Balance, coarsest, rounding
@@ -37,11 +38,23 @@ from conserved.layout import (
 )
 from conserved.layout.megatron import is_shared_with_stages
 from conserved.moment import Direction, Point, to_host
+from conserved.product_precision import SHORTENED, rounds_factors
 from conserved.rank_agreement import active_agreement
 from conserved.symmetry import Symmetry, Tensors
 from conserved.tolerances import HALF
 
-PrecisionSource = Literal["given", "stored", "bits"]
+_THROUGH_CUDNN = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.RNNBase,
+)
+"""Modules whose products cuDNN makes, which has a switch of its own."""
+
+PrecisionSource = Literal["given", "stored", "bits", "products"]
 """How the precision of a pass is known."""
 
 
@@ -302,7 +315,20 @@ def precision_of(
         return given, "given"
     stored = coarsest(*{*backward.types.gradients})
     seen = None if stored in HALF else balance.observed_precision
+    if seen is None and stored == torch.float32 and _rounds_factors(backward):
+        return SHORTENED, "products"
     return (stored, "stored") if seen is None else (seen, "bits")
+
+
+def _rounds_factors(backward: BackwardPass) -> bool:
+    """Return whether products of the pass may have rounded their factors, as tensor cores do."""
+    devices = {point.device.type for point in backward.points.values()}
+    known = backward.laws.derivation
+    convolutions = any(isinstance(module, _THROUGH_CUDNN) for module in backward.model.modules())
+    if isinstance(known, Derivation):
+        names = (operation.name for operation in known.typing.program.operations)
+        convolutions = convolutions or any("convolution" in name for name in names)
+    return any(rounds_factors(device, convolutions=convolutions) for device in devices)
 
 
 def _reductions() -> float:

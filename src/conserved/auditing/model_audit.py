@@ -197,7 +197,7 @@ def _judge(backward: BackwardPass, pending: PendingBalance, request: _Request) -
     corrupted: tuple[CorruptedEntry, ...] = ()
     comparison = scale = None
     if finite and moved is None:
-        comparison, scale = _compare_with_replay(backward, request, used)
+        comparison, scale = _compare_with_replay(backward, request, used, shortened=known == "products")
         corrupted = _corrupted_entries(backward, request)
     verdict = _with_other_checks(verdict, comparison, scale, corrupted, backward.disagreements)
     seen = _sensitivity(case, used, replayed=request.replay is not None) if request.sized and finite else None
@@ -268,16 +268,24 @@ def _decide(
 
 
 def _compare_with_replay(
-    backward: BackwardPass, request: _Request, used: torch.dtype
+    backward: BackwardPass, request: _Request, used: torch.dtype, *, shortened: bool
 ) -> tuple[ReferenceComparison | None, LossScale | None]:
     """Compare the gradients with those of the pass in reference form, and with the derivative of the loss."""
     replay, gradients = request.replay, backward.gradients
     if not request.reference or replay is None or gradients is None:
         return None, None
+    # Products that round their factors store results in single precision all the same.
+    compare = partial(
+        compare_with_reference,
+        replay,
+        backward.points,
+        torch.float32 if shortened else used,
+        factors=used if shortened else None,
+    )
     if not isinstance(replay, ClosureReplay):
-        return compare_with_reference(replay, backward.points, used, gradients=None), None
+        return compare(), None
     own = gradients if request.one_pass else None
-    comparison = compare_with_reference(replay, backward.points, used, gradients=own)
+    comparison = compare(gradients=own)
     scale = None if comparison.obstacle else loss_scale(replay, backward.points, own, comparison)
     return comparison, scale
 

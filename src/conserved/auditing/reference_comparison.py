@@ -174,7 +174,12 @@ class ReferenceComparison:
 
 
 def compare_with_reference(
-    replay: Replay, parameters: Tensors, precision: torch.dtype, *, gradients: Tensors | None = None
+    replay: Replay,
+    parameters: Tensors,
+    precision: torch.dtype,
+    *,
+    gradients: Tensors | None = None,
+    factors: torch.dtype | None = None,
 ) -> ReferenceComparison:
     """Replay a pass in reference form and compare the gradients of all parameters.
 
@@ -183,6 +188,8 @@ def compare_with_reference(
         parameters: the trained parameters, by name.
         precision: the coarsest precision of the pass.
         gradients: gradients that are said to be those of this pass, up to one factor on all of them.
+        factors: the precision that kernels may round factors of products to, where it is coarser than `precision`.
+            Weights are moved by its spacing then, which samples that rounding.
 
     Returns:
         The comparison. It says in `obstacle` if the pass could not be replayed.
@@ -219,7 +226,7 @@ def compare_with_reference(
             if not wanted:
                 break
             some = {name: own[name] for name in wanted}
-            sample = sample_own_rounding(replay, parameters, narrow, form, some, right, seed=seed)
+            sample = sample_own_rounding(replay, parameters, factors or narrow, form, some, right, seed=seed)
             for name, item in sample.items():
                 noises[name].append(item)
             by_parameter |= {item.parameter: item for item in _differences(some, right, noises, floor)}

@@ -33,6 +33,7 @@ from conserved.laws.identities import coarsest, rounding
 from conserved.moment import Direction, Plan, Point, to_host
 from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
+from conserved.product_precision import SHORTENED, rounds_factors
 from conserved.symmetry import Translation
 from conserved.tolerances import HALF, RESIDUAL_TOLERANCE
 from conserved.verdict import Evidence, Status, Verdict
@@ -132,7 +133,9 @@ class Gauge(PrintableResult):
     @staticmethod
     def _computing(keys: Tensor) -> torch.dtype:
         device = keys.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else keys.dtype
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return SHORTENED if keys.dtype == torch.float32 and rounds_factors(device) else keys.dtype
 
     def _sum_up(self, name: str, call: int, precision: torch.dtype, gradient: Tensor) -> None:
         self.__dict__.pop("rows", None)

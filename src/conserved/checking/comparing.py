@@ -12,6 +12,7 @@ from conserved.checking.gradient_test import Gap, GradientTest, Method, gap_betw
 from conserved.checking.locating import pattern_meaning, where
 from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import TENSOR_CORE_UNIT, by_row, wide
+from conserved.product_precision import rounds_factors
 from conserved.tolerances import NOISE, USEFUL_SHARE
 
 Gradients = Sequence[Tensor | None]
@@ -89,8 +90,8 @@ def _judge(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, me
 
 def _tensor_core_unit(tensor: Tensor) -> float:
     """Return the rounding of tensor cores where they may compute in single precision; zero elsewhere."""
-    allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    return TENSOR_CORE_UNIT if tensor.is_cuda and tensor.dtype == torch.float32 and allowed else 0.0
+    allowed = tensor.is_cuda and tensor.dtype == torch.float32 and rounds_factors("cuda", convolutions=True)
+    return TENSOR_CORE_UNIT if allowed else 0.0
 
 
 def backward_pass(

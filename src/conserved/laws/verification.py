@@ -15,6 +15,7 @@ from torch import Tensor
 
 from conserved.laws.identities import coarsest, residual_evidence, rounding, status
 from conserved.laws.shared_memory import overlapping
+from conserved.product_precision import SHORTENED, rounds_factors
 from conserved.symmetry import Symmetry
 from conserved.verdict import Status, Verdict
 
@@ -102,13 +103,16 @@ def _kind(node: Any) -> str:
 
 def precision_of(loss: Float[Tensor, "..."]) -> torch.dtype:
     """Return the coarsest precision of any gradient that flows when `loss` is differentiated."""
-    dtypes = {loss.dtype}
+    dtypes, through_cudnn = {loss.dtype}, False
     for node in _nodes(loss):
+        through_cudnn |= _kind(node).startswith(("Convolution", "Cudnn"))
         kinds = {part.dtype for part in getattr(node, "_input_metadata", ()) if part is not None}
         dtypes.update(_REAL.get(kind, kind) for kind in kinds)
         if _kind(node) in (_COMPILED, _CHECKPOINTED):
             dtypes.add(torch.float32)
-    return coarsest(*dtypes)
+    used = coarsest(*dtypes)
+    rounded = used == torch.float32 and rounds_factors(loss.device.type, convolutions=through_cudnn)
+    return SHORTENED if rounded else used
 
 
 def gradients_of(loss: Float[Tensor, "..."], parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from conserved._torch_compat import BatchNormBase, in_backward
 from conserved.boundary import Boundary, Hook, program_caches_casts
 from conserved.inference import being_followed
+from conserved.product_precision import read_switch
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.model_structure import ModelStructure
 from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
@@ -377,8 +378,8 @@ def _product(probe: Tensor) -> Tensor:
 def _switches() -> dict[str, Any]:
     matmul = torch.backends.cuda.matmul
     return {
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "torch.get_float32_matmul_precision()": read_switch(torch.get_float32_matmul_precision),
+        "torch.backends.cudnn.allow_tf32": read_switch(lambda: torch.backends.cudnn.allow_tf32),
         "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
             matmul.allow_bf16_reduced_precision_reduction
         ),
