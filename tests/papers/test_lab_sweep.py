@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import sweep_runner
-from conserved.store.run_store import RunStore, store_document
+from conserved.store.run_store import RunStore
+from conserved.store.sqlite_sink import store_document
 from conserved_papers.lab.places import Here, Place, Ray
 from conserved_papers.lab.sweep import KIND, NoRoomError, Training, checkpoints, sweep, trainings, trajectories
 from conserved_papers.lab.task import Task

@@ -129,9 +129,9 @@ STAGES = {
     "numbers on their way": "conserved.tracking.device_transfer.Transfer.send",
     "an alarm is explained": "conserved.tracking.raised_alarms.RaisedAlarms.explained",
     "alarm rules": "conserved.store.step_record.StepRecord.entries",
-    "the store begins": "conserved.store.run_store.SQLite.begin",
-    "the store writes": "conserved.store.run_store.SQLite.write",
-    "the store closes": "conserved.store.run_store.SQLite.close",
+    "the store begins": "conserved.store.sqlite_sink.SQLite.begin",
+    "the store writes": "conserved.store.sqlite_sink.SQLite.write",
+    "the store closes": "conserved.store.sqlite_sink.SQLite.close",
     "a monitor steps": "conserved.tracking.monitor.Monitor._step",
 }
 """Functions inside a monitor that are made to raise, by what they do."""

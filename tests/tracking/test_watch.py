@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from conserved import GradientsDoNotConserveError, Monitor, audit, blocks, gauge, recognize
 from conserved.alarm import Alarm, group_alarms
-from conserved.store.run_store import is_detailed
+from conserved.store.sqlite_sink import is_detailed
 from conserved.tracking import RunStore, SQLite
 from plugged_in import CASES, Planted, loss_of
 
@@ -385,7 +385,7 @@ def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp
 def test_how_large_a_store_will_be_is_told_at_the_start_and_a_large_one_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conserved.store.run_store._LARGE", 3e8)
+    monkeypatch.setattr("conserved.store.sqlite_sink._LARGE", 3e8)
     with caplog.at_level(logging.INFO, "conserved"):
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "small.db")})
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "large.db", detail=None)})

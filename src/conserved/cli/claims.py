@@ -93,7 +93,7 @@ def claims(
             for outcome in outcomes(chosen, progress=tell):
                 result.append(outcome)
                 if store is not None:
-                    from conserved.store.run_store import store_document
+                    from conserved.store.sqlite_sink import store_document
 
                     store_document(store, "claim", outcome.claim.code, outcome.record())
         except KeyboardInterrupt:

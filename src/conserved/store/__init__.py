@@ -7,8 +7,9 @@ from pathlib import Path
 
 from conserved.store.json_lines import JsonLines
 from conserved.store.live_table import LiveTable
-from conserved.store.run_store import RunStore, SQLite, store_document
+from conserved.store.run_store import RunStore
 from conserved.store.sink import Run, Sink
+from conserved.store.sqlite_sink import SQLite, store_document
 from conserved.store.step_record import Entry, StepRecord
 from conserved.store.store_file import BrokenStoreError, RunTakenError
 from conserved.store.tensorboard import TensorBoard

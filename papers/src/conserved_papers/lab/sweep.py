@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conserved.errors import InvalidInputError
-from conserved.store.run_store import RunStore, store_document
+from conserved.store.run_store import RunStore
+from conserved.store.sqlite_sink import store_document
 from conserved_papers.lab.places import Place
 from conserved_papers.lab.recipes import Recipe, examples_of
 from conserved_papers.lab.task import Documents, Task
