@@ -49,7 +49,9 @@ MASK = torch.tensor([True, False, True])
 
 OPERATORS = [
     op("mul", lambda x, y: x * y, (2, 3), (3,)),
+    op("mul in place", lambda x, y: x.clone().mul_(y), (2, 3), (3,)),
     op("hypot", torch.hypot, (2, 3), (3,)),
+    op("hypot in place", lambda x, y: x.clone().hypot_(y), (2, 3), (3,)),
     op("copysign", torch.copysign, (2, 3), (3,)),
     op("mul by a constant", lambda x: x * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), (2, 3)),
     op("div", lambda x, y: x / y, (2, 3), (2, 3)),
