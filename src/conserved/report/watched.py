@@ -116,7 +116,7 @@ def _judge(run: Digest, trouble: str) -> tuple[Status, str]:
     assert run.worst is not None
     excess, law, step = run.worst
     if excess > 1:
-        account = f"The residual of {law} in step {step:,} is {numeral(excess)} times rounding."
+        account = f"The account of step {step:,} leaves {numeral(excess)} times what rounding explains of {law}."
     else:
         account = (
             f"The account closes: in all {run.steps:,} steps and {run.laws:,} laws what is neither first nor second "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +19,18 @@ WAITING = 256
 
 PATIENCE = 5.0
 """Seconds that `close` waits for the last records; a commit to a healthy disk takes milliseconds."""
+
+
+_OPEN: weakref.WeakSet[BackgroundSink] = weakref.WeakSet()
+"""Sinks whose thread runs."""
+
+
+@atexit.register
+def _close_open_sinks() -> None:
+    """Close what a program leaves open when it ends, so that its file is whole and can be copied."""
+    for sink in tuple(_OPEN):
+        if sink.process == os.getpid():  # A fork has neither the thread nor the file.
+            sink.close()
 
 
 class BackgroundSink(Sink):
@@ -36,6 +51,8 @@ class BackgroundSink(Sink):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ended = False
+        self.process = os.getpid()
+        """The process whose thread writes."""
 
     @property
     def name(self) -> str:
@@ -69,6 +86,7 @@ class BackgroundSink(Sink):
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        _OPEN.discard(self)
 
     def _idle(self) -> bool:
         return not self._jobs and not self._busy
@@ -80,7 +98,9 @@ class BackgroundSink(Sink):
             self._jobs.append(job)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="conserved store", daemon=True)
+                self.process = os.getpid()
                 self._thread.start()
+                _OPEN.add(self)
             self._changed.notify_all()
 
     def _work(self) -> None:
