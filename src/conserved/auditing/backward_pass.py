@@ -177,11 +177,11 @@ def _gathered_bytes(laws: LawSet, trained: Mapping[str, Tensor]) -> int:
     return sum(2 * (size - 1) * local.numel() * local.element_size() for local, size in parts)
 
 
-_Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, nn.Parameter]]
+_Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, Tensor]]
 """Laws that a model keeps, those that it does not, and its parameters that are trained."""
 
 
-def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Lawful:
+def _lawful(parts: ModelParts, theta: Mapping[str, Tensor], laws: LawSet) -> _Lawful:
     """Return the laws that a model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one

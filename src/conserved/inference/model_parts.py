@@ -9,7 +9,7 @@ from itertools import chain, compress, repeat
 from operator import attrgetter, call, is_not, itemgetter
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conserved.inference.cached_laws import cached_laws_of
 from conserved.layout import has_flat_shards, named_parameters_of
@@ -24,7 +24,7 @@ class ModelParts:
     """Wherever a module has one: those that are shared, several times."""
     state: Hashable
     """The state that the laws of the model depend on besides its code, and the names of its parameters."""
-    named: dict[str, nn.Parameter]
+    named: dict[str, Tensor]
     """Every parameter by its first name, filled in when names are asked for and kept while the model stays the same."""
 
 
@@ -41,7 +41,7 @@ class ModelWalk:
     parameters: tuple[nn.Parameter, ...]
     """While they are held no other gets the identity of one of them."""
     state: Hashable
-    named: dict[str, nn.Parameter]
+    named: dict[str, Tensor]
 
     def again(self, model: nn.Module) -> ModelParts | None:
         """Return the parts of the model if it is still made of the same; None otherwise."""
@@ -117,7 +117,7 @@ def _state(
     return parameters, state
 
 
-def parameters_of(parts: ModelParts) -> Mapping[str, nn.Parameter]:
+def parameters_of(parts: ModelParts) -> Mapping[str, Tensor]:
     """Return every parameter once, by its first name; the same mapping as long as the model stays the same."""
     if not parts.named:
         named = named_parameters_of(parts.model)
