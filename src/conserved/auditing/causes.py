@@ -72,7 +72,8 @@ def factor(symmetry: Symmetry, theta: Tensors, gradients: Tensors) -> str:
         if float(side.norm()) == 0:
             return f"the gradient of {names[sign]} contributes nothing at all"
     ratio = float(plus @ minus / (minus @ minus))
-    if float((plus - ratio * minus).norm()) > 0.02 * float(plus.norm()) or abs(ratio) < 1e-3:
+    # Not the other way round: nothing is said of gradients that are not finite.
+    if not float((plus - ratio * minus).norm()) <= 0.02 * float(plus.norm()) or abs(ratio) < 1e-3:
         return ""
     return f"a gradient of {names[-1]} times {ratio:.4g}, or of {names[1]} times {1 / ratio:.4g}, would satisfy it"
 

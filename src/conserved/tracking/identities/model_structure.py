@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -47,7 +48,8 @@ class ModelStructure:
         if has_flat_shards(self._model):
             # What FSDP1 leaves on the modules is what optimizers step.
             return dict(self._model.named_parameters())
-        return dict(parameters_of(self.parts))
+        named: dict[str, Any] = dict(parameters_of(self.parts))
+        return named
 
     @cached_property
     def trained(self) -> frozenset[int]:
