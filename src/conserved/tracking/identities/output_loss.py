@@ -107,6 +107,9 @@ class OutputLoss(StepIdentity):
         if self._steps >= _STEPS or not torch.is_grad_enabled():
             return
         for output in list(tensors_in(outputs))[:4]:
+            if hasattr(output, "device_mesh"):
+                # Reading an output that lies in pieces communicates, which other processes may not do together.
+                continue
             if output.is_floating_point() and output.requires_grad and output.ndim and output.numel() > 1:
                 length = output.shape[-2] if output.ndim == 3 else 0
                 values = _first_rows(output.detach()).clone().double()
