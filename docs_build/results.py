@@ -384,6 +384,11 @@ def parallel_combinations() -> str:
     return _parallel_runs(stored("stack_fresh"))
 
 
+def parallel_first_sight() -> str:
+    """Parallel programs as a default monitor saw them before anything was mended."""
+    return _parallel_runs(stored("stack_first_sight"))
+
+
 def _parallel_runs(record: dict[str, Any]) -> str:
     runs = record["configurations"]
     right, wrong, failed = [], [], []
