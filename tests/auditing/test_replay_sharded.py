@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from conserved import Monitor
 from conserved.auditing.reference_form import wide_forms
@@ -43,9 +44,8 @@ def recorded(model: nn.Module) -> RecordedPass:
 
 
 def local(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    whole: Tensor = tensor.full_tensor()  # type: ignore[operator]
-    return whole
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor()
 
 
 def test_a_replay_leaves_every_gradient_of_the_run_as_it_is() -> None:

@@ -233,8 +233,8 @@ class EqualReplicas(StepIdentity):
                     self._varied = varied
                     self._common[rank] = [name for name in varied if name not in apart]
                 # What the wrapper ignores and processes hold apart is each one's own, as rows of a table dealt out.
-                apart = self._apart(rank, theirs["parameters"], own["parameters"])
-                self._holders |= {name: {self._exchange.rank} for name in apart if name in self._ignored}
+                names = self._apart(rank, theirs["parameters"], own["parameters"])
+                self._holders |= {name: {self._exchange.rank} for name in names if name in self._ignored}
                 names = self._apart(rank, theirs["parameters"], own["parameters"])
                 if names and _wrapper(step.called) is not None:
                     # The wrapper sends the first process's parameters to all when it is made.
