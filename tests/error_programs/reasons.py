@@ -75,6 +75,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "a bit of a gradient flips",
     ),
     "Which passes belong to a step is a choice: accumulated, discarded and delayed gradients are methods.": (
+        "weights are swapped for their average between forward and backward",
         "a batch whose loss is too high is skipped and its gradient stays",
         "the first of two losses is cleared before the second's backward",
         "the loss of the last step is differentiated, not that of this one",
@@ -100,6 +101,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "slow weights of a lookahead stay at their first values",
     ),
     "An optimizer with a step of its own has no rule to be held against.": (
+        "a custom SGD divides its momentum by one minus the decay",
         "a subclass of Adam forgets the correction of the bias",
         "weight decay of Lion goes through the sign",
         "weight decay is computed and its result is not used",

@@ -154,6 +154,8 @@ class Monitor(RunResults):
         self._peers = Peers()
         self._boundary.when_failed(self._withdraw)
         self._boundary.attempt(STEP, self._peers.announce)
+        self._unshown: list[Alarm] = []
+        """Alarms about gradients of which it is not known yet whether they are one process's own affair."""
         self._relay = self._boundary.attempt(RELAY, RelayedAlarms) if several_processes() else None
         self._stop, self._every, self._audit_every = stop, every, audit
         self._budget = budget_for(self.model, budget)
@@ -626,9 +628,27 @@ class Monitor(RunResults):
     def _relay_alarms(self) -> None:
         """Show alarms of this process to the first one, and raise there what others have shown."""
         fresh = self._records.alarms.take_fresh()
-        if self._relay is not None:
-            self._relay.show(fresh)
-            self._records.raise_at_once(self._relay.arrivals())
+        if self._relay is None:
+            return
+        parted = None if self._identities is None else self._identities.step.parted
+        self._unshown += fresh
+        # Laws between what is reduced and what one process holds alone are not those of its own gradients.
+        shown = [alarm for alarm in self._unshown if parted is False or alarm.code not in ("gradient", "hardware")]
+        self._unshown = [alarm for alarm in self._unshown if alarm not in shown]
+        self._relay.show(shown)
+        self._records.raise_at_once(self._relay.arrivals())
+
+    def _mixes_processes(self, alarm: Alarm) -> bool:
+        """Return whether a law of an alarm is one between replicated parameters and others of this process.
+
+        The gradients of the first may be sums over processes by now, and those of the others are not.
+        """
+        if self._identities is None or self._known is None or alarm.code not in ("gradient", "hardware"):
+            return False
+        alike, parted = self._identities.step.alike, self._identities.step.parted
+        own = {symmetry.name: {*symmetry.parameters} for symmetry in self._known.laws}
+        names = [own.get(law, set()) for law in (alarm.laws or (alarm.law,))]
+        return bool(parted) and bool(names) and all(any(n in alike for n in x) and not x <= alike for x in names)
 
     def _step(self) -> None:
         alarms, self._held = self._held, []
@@ -646,6 +666,7 @@ class Monitor(RunResults):
                 self._records.explain(self.count)
                 self._steps.foreign |= rewritten
             self._records.raise_at_once(self._identities.take_alarms())
+            alarms = [replace(a, certain=False) if self._mixes_processes(a) else a for a in alarms]
         self._records.raise_at_once(alarms)
         if self._first is not None:
             self._boundary.attempt(LAWS, self._read_without_call)

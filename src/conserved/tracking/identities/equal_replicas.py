@@ -227,11 +227,13 @@ class EqualReplicas(StepIdentity):
             if number == 0:
                 equal = theirs["parameters"] == own["parameters"]
                 self._equal_start = equal if self._equal_start is None else self._equal_start and equal
+                step.parted = not self._equal_start
                 if not equal:
                     apart = {*_apart(theirs["parameters"], own["parameters"], self._names)} | self._held_apart(rank)
                     varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
                     self._varied = varied
                     self._common[rank] = [name for name in varied if name not in apart]
+                    step.alike = frozenset.intersection(*map(frozenset, self._common.values()))
                 # What the wrapper ignores and processes hold apart is each one's own, as rows of a table dealt out.
                 names = self._apart(rank, theirs["parameters"], own["parameters"])
                 self._holders |= {name: {self._exchange.rank} for name in names if name in self._ignored}

@@ -73,6 +73,10 @@ class TrainingStep:
     """Whether the program writes to weights besides its optimizers, as it means to; None if nothing was written."""
     objects: RunObjects | None = None
     """Scalers, schedulers and averages of the process, once they were searched for."""
+    parted: bool | None = None
+    """Whether processes hold some parameters apart, as experts and layers split by hand; None while it is not known."""
+    alike: frozenset[str] = frozenset()
+    """Parameters that all processes held alike at the start, where some were apart."""
     alone: bool = False
     """Whether no gradient of this process agrees with that of another one, as in loops that average weights instead."""
     averages: bool = False
