@@ -101,7 +101,7 @@ def main() -> None:
         "workers": chosen.workers,
     }
     print({key: value for key, value in record.items() if key != "alarms"}, len(record["alarms"]), "alarms")
-    if record["checks"] >= 500:
+    if record["checks"] >= 500 or chosen.out != RESULTS:
         print(f"saved {save('check_clean', record, chosen.out)}")
 
 

@@ -302,6 +302,23 @@ def test_a_kink_at_zeros_of_inputs_that_are_not_negative_is_no_alarm(function: A
     assert not check(function, torch.randn(16, 12).relu()).failures
 
 
+def test_a_gradient_that_divides_by_an_input_of_zero_is_refuted() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, v: Tensor) -> Tensor:
+            out = x * v
+            ctx.save_for_backward(x, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+            x, out = ctx.saved_tensors
+            return grads[0] * out / x, grads[0] * x
+
+    result = check(Product.apply, torch.randn(8, 12), torch.randn(8, 12), names=("x", "v"))
+    assert any(test.what.startswith("a finite gradient") and test.gradients == ("x",) for test in result.failures)
+
+
 def test_a_compiled_function_is_compiled_once() -> None:
     import torch._dynamo
 
