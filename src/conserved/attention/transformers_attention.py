@@ -80,7 +80,7 @@ class _Implementation:
             if options.get(argument) is not None:
                 raise NotInvariantError(
                     f"Expected attention that ignores a constant added to all keys, got {type(module).__name__}, where "
-                    f"{reason}. Use attn_implementation={self.base!r} for this model."
+                    f"{reason}. Use attn_implementation='eager' for this model, or another that it supports."
                 )
         given = options.get("is_causal")
         causal = bool(getattr(module, "is_causal", True) if given is None else given)
