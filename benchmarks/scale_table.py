@@ -209,16 +209,17 @@ def table(cell: Cell, options: argparse.Namespace, store: Store) -> dict[str, An
             if time.perf_counter() - began > options.cell_seconds:
                 print(f"not planted for lack of time: {target}, {regime}", flush=True)
                 continue
-            text = _planted(cell, tokens, target, name, rows)
             family = LAW_OF.get(target, "")
             legs = [s for (law, parameter), s in alone.sensitivity.legs.items() if parameter == name and family in law]
+            # Norms on queries and keys leave no law that a head of keys is a leg of.
+            text = _planted(cell, tokens, name, rows, part=target in PARTS or not legs)
             result["planted"][regime][target] = text | {"stated": min(legs, default=None)}
             print(regime, target, result["planted"][regime][target], f"{time.perf_counter() - began:.0f} s", flush=True)
             store(result)
     return result
 
 
-def _planted(cell: Cell, tokens: Tensor, target: str, name: str, rows: Rows) -> dict[str, str]:
+def _planted(cell: Cell, tokens: Tensor, name: str, rows: Rows, *, part: bool) -> dict[str, str]:
     """Return what is said of each factor by an audit alone, with a replay, and beside the reference form.
 
     Replays take several passes. Of factors that an audit alone refutes, the ends have to do; of parts of a leg, three
@@ -228,7 +229,6 @@ def _planted(cell: Cell, tokens: Tensor, target: str, name: str, rows: Rows) -> 
     assert gradient is not None
     saved = gradient[rows].clone()
     text = {"alone": "", "replayed": "", "compared": ""}
-    part = target in PARTS
     for factor in FACTORS:
         gradient[rows] = saved * factor
         text["alone"] += LETTERS[cell.audit(None, sized=False).verdict.status.value]
