@@ -7,7 +7,10 @@ r"""Teeth and silence of audits at the size people train, on models of three mak
 reference XX
 
 On an accelerator, what the tables of `docs/audit.md` still lack is measured by these commands, about ten minutes each.
-litgpt is imported from PYTHONPATH if it is not installed.
+litgpt is imported from PYTHONPATH if it is not installed. Small models of other families run on a processor:
+
+    python benchmarks/scale_table.py table --name _makers --regimes fresh --cell-seconds 40 --seconds 190 --cells \
+      qwen3:2M:bf16:2000,gemma2:2M:bf16:2000,opt:2M:autocast:2000,mixtral:2M:bf16:2000,gpt2:2M:fp16:2000 --out $OUT
 
     python benchmarks/scale_table.py clean --name _small --passes 640 --compare-every 20 --cell-seconds 45 --cells \
       llama:2M:bf16:256000,mixtral:2M:bf16,gpt2:40M:autocast,litgpt:40M:bf16,hand:40M:autocast,hand:2M:fp16,\
