@@ -14,7 +14,8 @@ from rich.console import Console
 from torch import nn
 
 from conserved import Monitor
-from conserved.cli.watch import HOST, report_server, table_of
+from conserved.cli.app import UsageError
+from conserved.cli.watch import HOST, report_server, table_of, watch
 from conserved.report.contents import listing
 
 
@@ -70,3 +71,10 @@ def test_monitor_report_and_list_count_the_same_alarms(tmp_path: Path) -> None:
     text = console.export_text()
     assert run["name"] in text
     assert "does not hold" in text
+
+
+def test_a_page_of_an_empty_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(UsageError, match="Nothing has been recorded"):
+        watch(tmp_path / "empty.db", output=tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

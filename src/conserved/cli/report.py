@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,6 +18,13 @@ _EMPTY = (
     "Nothing has been recorded in {store} yet. "
     "Give a monitor sinks='{store}', or a command --store {store}, and run it."
 )
+
+
+def refuse_if_empty(store: Path, stored: Mapping[str, Any]) -> None:
+    """Raise UsageError if a listing has neither runs nor records."""
+    if not stored["runs"] and not any(stored["records"].values()):
+        raise UsageError(_EMPTY.format(store=store))
+
 
 StoreFile = Annotated[Path, typer.Argument(help="a run store, such as conserved-demo/store.db", metavar="STORE")]
 
@@ -39,9 +47,7 @@ def report(
     from conserved.report import write_report
     from conserved.report.contents import listing
 
-    names = listing(store)
-    if not names["runs"] and not any(names["records"].values()):
-        raise UsageError(_EMPTY.format(store=store))
+    refuse_if_empty(store, listing(store))
     contents = write_report(store, output, title=title, runs=run or ())
     opened = webbrowser.open(output.resolve().as_uri()) if show else False
     counts = contents.counts()
@@ -64,8 +70,7 @@ def runs(store: StoreFile, output: Output = None, as_json: AsJson = False) -> No
     from conserved.report.contents import listing
 
     stored_runs = listing(store)
-    if not stored_runs["runs"] and not any(stored_runs["records"].values()):
-        raise UsageError(_EMPTY.format(store=store))
+    refuse_if_empty(store, stored_runs)
     if deliver({"store": str(store), **stored_runs}, as_json=as_json, output=output):
         return
     if stored_runs["runs"]:

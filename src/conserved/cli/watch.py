@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conserved.cli.app import RUNS, UsageError, command, in_a_folder, say
+from conserved.cli.report import refuse_if_empty
 from conserved.output.terminal import Console
 
 HOST = "127.0.0.1"
@@ -32,10 +33,11 @@ def watch(
     ] = None,
 ) -> None:
     """Follow a running job: its report on localhost, refreshing, or a table in the terminal; read-only."""
-    from conserved.report.contents import check
+    from conserved.report.contents import check, listing
 
     check(store)
     if output is not None:
+        refuse_if_empty(store, listing(store))
         output.write_text(live_page(store, every), encoding="utf-8", errors="replace")
         return
     if terminal:
