@@ -586,7 +586,8 @@ def reshaped_copy(wrong: bool) -> Monitor:
 
     model = Mlp()
     if wrong:
-        model.body[2].weight = nn.Parameter(model.body[2].weight.detach().t())
+        layer: Any = model.body[2]
+        layer.weight = nn.Parameter(layer.weight.detach().t())
     return train(model, Flat(model.parameters(), {"lr": 0.05}), loss_of)
 
 
@@ -686,7 +687,8 @@ def assigned_target(wrong: bool) -> Monitor:
 def hook_halves(wrong: bool) -> Monitor:
     model = Mlp()
     if wrong:
-        model.body[3].register_full_backward_hook(lambda m, gi, go: (gi[0] / 2,))
+        layer: Any = model.body[3]
+        layer.register_full_backward_hook(lambda m, gi, go: (gi[0] / 2,))
     return train(model, torch.optim.AdamW(model.parameters(), 1e-3), loss_of)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor
-from error_programs.case import case
+from error_programs.case import Program, case
 from error_programs.forum import ANY, Digits, Mlp, images, loss_of, rows, text_loss
 from error_programs.models import Decoder
 
@@ -52,7 +53,7 @@ def run(
     return monitor
 
 
-def pair(name: str, words: str, **options: Any) -> Any:
+def pair(name: str, words: str, **options: Any) -> Callable[[Program], Program]:
     return case(name, *ANY, words=words, processes=2, **options)
 
 
@@ -189,12 +190,12 @@ def maximum(wrong: bool, rank: int) -> Monitor:
 
 class ColumnParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, on: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, on: bool) -> Tensor:
         ctx.on = on
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         g = g.contiguous()
         if ctx.on:
             dist.all_reduce(g)
@@ -203,13 +204,13 @@ class ColumnParallel(torch.autograd.Function):
 
 class RowParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous().clone()
         dist.all_reduce(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         return g
 
 

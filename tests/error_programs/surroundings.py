@@ -203,6 +203,7 @@ def sharpness_not_cleared(wrong: bool) -> Monitor:
             kept = [p.detach().clone() for p in model.parameters()]
             with torch.no_grad():
                 for p in model.parameters():
+                    assert p.grad is not None
                     p.add_(p.grad, alpha=0.05)
             if not wrong:
                 optimizer.zero_grad()

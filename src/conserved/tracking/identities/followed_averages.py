@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -127,7 +129,7 @@ class FollowedAverages(StepIdentity):
                 )
 
     def _look_at_beginning(
-        self, step: TrainingStep, index: int, before: tuple[int, Tensor, Tensor], pairs: list[tuple[Tensor, Tensor]]
+        self, step: TrainingStep, index: int, before: tuple[int, Tensor, Tensor], pairs: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
         """Report a copy that is averaged with the model and did not begin as the model did.
 
