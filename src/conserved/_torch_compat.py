@@ -7,6 +7,7 @@ here, this file is the only one to change. Names that PyTorch documents are impo
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,12 +49,14 @@ __all__ = [
     "foreach_sqrt",
     "forward_hooks_of",
     "has_step_hooks",
+    "hooks_of",
     "in_backward",
     "in_function_transform",
     "is_compiled",
     "orthogonalized",
     "parameters_of",
     "preserve_version_counter",
+    "runs_compiled_code",
     "schema_of",
     "storage_key",
     "traced_with_fake_tensors",
@@ -79,6 +82,14 @@ foreach_norm = torch._foreach_norm
 foreach_sqrt = torch._foreach_sqrt
 foreach_add_ = torch._foreach_add_
 foreach_div = torch._foreach_div
+
+
+def runs_compiled_code() -> bool:
+    """Return whether code that `torch.compile` made in this process runs as such, and not eagerly."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if dynamo is None or not dynamo.utils.counters["frames"]["total"]:
+        return False
+    return bool(dynamo.eval_frame._stance.stance != "force_eager")
 
 
 def storage_key(tensor: Tensor) -> int:
@@ -165,6 +176,17 @@ def children_of(module: nn.Module) -> MutableMapping[str, nn.Module | None]:
 def forward_hooks_of(module: nn.Module) -> tuple[Callable[..., Any], ...]:
     """Return the hooks that run before and after a module's forward."""
     return (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+
+
+def hooks_of(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """Return all hooks that run in passes of a module: around its forward and backward, and of its own parameters."""
+    own = (p._backward_hooks for p in module._parameters.values() if p is not None)
+    return (
+        *forward_hooks_of(module),
+        *module._backward_hooks.values(),
+        *module._backward_pre_hooks.values(),
+        *(hook for hooks in own if hooks for hook in hooks.values()),
+    )
 
 
 def is_compiled(module: nn.Module) -> bool:

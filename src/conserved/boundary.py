@@ -132,8 +132,18 @@ class Boundary:
         """
         if stage in self._off:
             return None
+        if self._depth.entries and _ACTIVE.boundary is self:
+            # Nearly all calls of a step are within others, which time them.
+            try:
+                return function(*args, **kwargs)
+            except self._passing:
+                raise
+            except Exception as problem:
+                self._fail(stage, problem)
+                if self.strict:
+                    raise
+                return None
         outermost = self._depth.entries == 0
-        # A step makes a hundred calls, nearly all within others: only those at the top are timed.
         began, computed = (time.perf_counter(), time.thread_time()) if outermost else (0.0, 0.0)
         former, _ACTIVE.boundary = _ACTIVE.boundary, self
         caches = outermost and torch.is_autocast_cache_enabled()
@@ -150,11 +160,7 @@ class Boundary:
             raise
         except Exception as problem:
             # User programs may raise anything; this is where it becomes a stated condition.
-            LOGGER.debug("conserved: %s failed in step %d.", stage, self.step, exc_info=True)
-            self.turn_off(stage, described(problem))
-            failed = None if self._on_failure is None else self._on_failure()
-            if failed is not None:
-                failed(stage)
+            self._fail(stage, problem)
             if self.strict:
                 raise
             return None
@@ -166,6 +172,13 @@ class Boundary:
             if outermost:
                 self.seconds += time.perf_counter() - began
                 self.processor_seconds += time.thread_time() - computed
+
+    def _fail(self, stage: str, problem: Exception) -> None:
+        LOGGER.debug("conserved: %s failed in step %d.", stage, self.step, exc_info=True)
+        self.turn_off(stage, described(problem))
+        failed = None if self._on_failure is None else self._on_failure()
+        if failed is not None:
+            failed(stage)
 
     def hook(self, stage: str, function: Callable[..., Any]) -> Hook:
         """Return the function as a hook that can be put on a module, a tensor or an optimizer."""

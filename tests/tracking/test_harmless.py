@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import acts_of_violence
+import acts_of_violence_2
 import conserved
 from conserved import Monitor, MonitorConfig
+from conserved.boundary import Boundary
 from conserved.store.background_sink import BackgroundSink
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
+from conserved.tracking.identities.step_identities import standard_identities
 from conserved.tracking.watched_laws import optimizers_of
 from told import told
 
@@ -100,6 +104,9 @@ def _break(*_: Any, **__: Any) -> Any:
     raise Broken("thrown in by a test")
 
 
+QUIET = ("passes", "loss", "status lines", "closing", "gradients", "labels")
+"""Stages that are turned on again, or that belong to a boundary of their own."""
+
 STAGES = {
     "reading laws": "conserved.inference.live.recognize",
     "the walk over the model": "conserved.tracking.trained_parameters.parts_of",
@@ -164,6 +171,45 @@ def test_an_exception_in_any_stage_leaves_the_run_as_it_was(
     else:
         assert monitor.state == "watching"
     assert not left_on(model, optimizer)
+
+
+def _called(function: Any) -> str:
+    inner = getattr(function, "func", function)
+    return getattr(inner, "__qualname__", type(inner).__name__)
+
+
+def _watched(tmp_path: Path) -> tuple[list[Tensor], Monitor, list[str]]:
+    model = attending()
+    optimizer = adam(model)
+    monitor = Monitor(model, optimizer, loss="cross_entropy", sinks=tmp_path / "runs.db")
+    result = run(model, optimizer, monitor, steps=4)
+    monitor.state_dict()
+    monitor.close()
+    return result, monitor, left_on(model, optimizer)
+
+
+def test_an_exception_in_any_function_that_is_called_leaves_the_run_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Whatever a monitor does goes through its boundary, so functions are found there; `--whole` breaks them all."""
+    attempt, called = Boundary.attempt, dict[tuple[str, str], None]()
+    broken: tuple[str, str] | None = None
+
+    def watched(self: Boundary, stage: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        key = (stage, _called(function))
+        called[key] = None
+        return attempt(self, stage, _break if key == broken else function, *args, **kwargs)
+
+    monkeypatch.setattr(Boundary, "attempt", watched)
+    plain, _, _ = _watched(tmp_path)
+    stages = [identity.name for identity in standard_identities()]
+    assert {f"identity of {name}" for name in stages} <= {stage for stage, _ in called}
+    keys = sorted(called)
+    for broken in keys if request.config.getoption("--whole") else random.Random(0).sample(keys, 8):
+        result, monitor, left = _watched(tmp_path)
+        assert same(result, plain), broken
+        assert "Broken: thrown in by a test" in monitor.state or broken[0] in QUIET, broken
+        assert not left or broken[0] == "closing", broken
 
 
 def test_with_strict_the_exception_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +338,8 @@ SAMPLE = [
     "torch cond", "vector loss", "generator input", "drawing from python and numpy", "counting model",
     "submodules called alone", "called under vmap", "store that is no database", "store locked by another",
     "optimizer hooks cleared", "failing step", "toggled gradients", "closed in mid run", "dropped",
+    "attributes that raise", "empty and single parameters",
+    *random.Random(2).sample(sorted(acts_of_violence_2.NEW), 4),
 ]  # fmt: skip
 """Acts that have ended or changed a run before; benchmarks/harmless_violence.py does all."""
 

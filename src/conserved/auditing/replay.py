@@ -329,18 +329,18 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
     buffers_before = [(module, dict(buffers_of(module))) for module in model.modules()]
-    with preserve_state(model):
-        try:
+    try:
+        with preserve_state(model):
             yield
-        finally:
-            drawn.restore()
-            for module, own in buffers_before:
-                buffers_of(module).update(own)
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    # Batch norms write to their statistics without counting a version.
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+    finally:
+        drawn.restore()
+        for module, own in buffers_before:
+            buffers_of(module).update(own)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                # Batch norms write to their statistics without counting a version.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def alone() -> bool:

@@ -51,7 +51,7 @@ def reweigh(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float
 
 def norms(gradients: Sequence[Tensor]) -> list[float]:
     """Return the norms of gradients whose squares may over- or underflow; most are zero, and read once for all."""
-    plain = [gradient for gradient in gradients if not hasattr(gradient, "full_tensor") and not gradient.is_sparse]
+    plain = [g for g in gradients if not hasattr(g, "full_tensor") and not g.is_sparse and g.numel()]
     peaks = foreach_norm(plain, float("inf")) if plain else ()
     zero = {id(gradient) for gradient, peak in zip(plain, peaks, strict=True) if float(peak) == 0}
     return [0.0 if id(gradient) in zero else _norm(whole(gradient).detach().double()) for gradient in gradients]

@@ -21,13 +21,17 @@ class LeftGradients:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._left: dict[str, _LeftGradient] = {}
+        self._followed: set[str] = set()
+        """Parameters that got a hook for the pass under way."""
 
     def follow(self, undo: ExitStack) -> None:
         """Put hooks on parameters that remember their gradients; `undo` takes them away."""
         self._left.clear()
+        self._followed.clear()
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
                 # Python does not see what hooks of a parameter hold: one that holds the model is never freed.
+                self._followed.add(name)
                 keep = guarded(partial(_keep, self._left, name))
                 undo.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
 
@@ -38,17 +42,21 @@ class LeftGradients:
             name in self._left and name in gradients and self._left[name].is_left(gradients[name]) for name in names
         )
 
-    def changed(self, names: Collection[str]) -> list[str]:
+    def changed(self, names: Collection[str], *, replayed: bool) -> list[str]:
         """Return those of some parameters whose gradients the program changes: in hooks, or after the pass.
+
+        With `replayed`, the pass was recorded after `follow`, so that its backward was heard.
 
         Operations on a gradient count up its version. A write through `.data` does not, and changes its sum.
         """
         changed = self.hooked(names)
         for name, parameter in self._model.named_parameters():
             left = self._left.get(name)
-            if name not in names or name in changed or parameter.grad is None or left is None:
+            if name not in names or name in changed or parameter.grad is None:
                 continue
-            if not left.is_left(parameter.grad):
+            # No backward pass accumulated what the loop assigned, as with torch.autograd.grad.
+            assigned = replayed and left is None and name in self._followed
+            if assigned or (left is not None and not left.is_left(parameter.grad)):
                 changed.append(name)
         return changed
 

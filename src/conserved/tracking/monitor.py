@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from conserved._torch_compat import children_of
 from conserved.alarm import Alarm
 from conserved.auditing import Audit, GradientsDoNotConserveError
 from conserved.auditing.replay import random_numbers_kept
@@ -38,6 +39,7 @@ from conserved.store.step_record import StepRecord
 from conserved.tracking.audit_alarms import alarms_of
 from conserved.tracking.identities import StepIdentities
 from conserved.tracking.identities.finding import name_tensors
+from conserved.tracking.identities.step_identities import CLOSING
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.objective import OBJECTIVE, LossObjective
@@ -78,6 +80,9 @@ RELAY = "alarms of other processes"
 
 _UNSEEN = 3
 """Steps without a call of the model after which its laws are no longer waited for."""
+
+_LEAST_SHARE = 8
+"""Part of the budget that identities may take whatever the rest takes."""
 
 _READ_AGAIN = 8
 """How often the laws may be read again in a run, because parameters were frozen, unfrozen or replaced."""
@@ -189,7 +194,7 @@ class Monitor(RunResults):
         )
         self._opened = False
         """Whether the first status line was logged and the last was not."""
-        self._compiled = hasattr(model, "_orig_mod")
+        self._compiled = "_orig_mod" in children_of(model)
         """Whether calls of the model run compiled code, which calls no hooks."""
         self._clip: float | None = None
         """The value at which gradients are clipped, once it is known."""
@@ -218,8 +223,7 @@ class Monitor(RunResults):
         asked = {purpose for purpose, cadence in (("account", every), ("audit", audit)) if cadence != "auto"}
         self._times = StepTimes(self._boundary, self._budget, asked)
         self._boundary.attempt(STEP, self._listen)
-        # Half of the budget: the other half is for laws.
-        make = partial(StepIdentities, allowance=partial(_half_of, self._budget))
+        make = partial(StepIdentities, allowance=partial(_allowance_of_identities, self._budget))
         self._identities = self._boundary.attempt(IDENTITIES, make, self.model, model, self._optimizers, self._boundary)
         if laws is None:
             self._wait_for_call()
@@ -435,7 +439,7 @@ class Monitor(RunResults):
             return
         # A replayed pass is not an evaluation of the loop.
         paused = nullcontext() if self._identities is None else self._identities.paused()
-        with self._times.spent_on("audit"), self._peers.together(), paused, random_numbers_kept():
+        with self._times.spent_on("audit"), self._peers.together(), paused:
             audit = self._audits.before_step(step)
         if audit is None:
             return
@@ -509,7 +513,8 @@ class Monitor(RunResults):
                 self._records.explain(self.count + 1)
                 self._let_go_of_objective()
                 return ()
-        habitual = changes_all_gradients(audit) and self._steps.gradients_written() and not self._audits.unrelated
+        written = self._steps.gradients_written() or self._audits.changes_most(audit)
+        habitual = changes_all_gradients(audit) and written and not self._audits.unrelated
         if audit.disagreements or not habitual:
             # A loop that means to change gradients does so on all replicas.
             return (*waiting, *alarms)
@@ -656,7 +661,7 @@ class Monitor(RunResults):
             self._steps.foreign = True
         if self._identities is not None and not self._hears_optimizers():
             self._boundary.turn_off(IDENTITIES, "hooks of the optimizer were removed")
-            self._boundary.attempt("closing", self._identities.close)
+            self._leave(self._identities.close)
             self._identities = None
         if self._identities is not None:
             self._identities.step.number = self.count
@@ -797,24 +802,28 @@ class Monitor(RunResults):
     def close(self) -> None:
         """Flush records, close the sinks, and remove all hooks from the model, the optimizers and torch."""
         if self._identities is not None:
-            self._boundary.attempt("closing", self._identities.close)
+            self._leave(self._identities.close)
             alarms = self._identities.take_alarms()
             if not self._boundary.off(STEP):
                 # Steps that identities do not know of look like outside writes.
-                self._boundary.attempt("closing", self._records.raise_at_once, alarms)
-        self._boundary.attempt("closing", self._records.raise_at_once, self._waiting)
+                self._leave(self._records.raise_at_once, alarms)
+        self._leave(self._records.raise_at_once, self._waiting)
         self._waiting = ()
-        self._boundary.attempt("closing", self.flush)
-        self._boundary.attempt("closing", self._relay_alarms)
+        self._leave(self.flush)
+        self._leave(self._relay_alarms)
         self._withdraw(STEP)
         for undo in self._undo():
-            self._boundary.attempt("closing", undo)
-            self._boundary.turn_on("closing")
+            self._leave(undo)
         self._hooks.clear()
         self._records.close()
         if self._opened and is_first_process():
             self._boundary.attempt(LINES, lambda: say(closing_line(self)))
         self._opened = False
+
+    def _leave(self, undo: Callable[..., Any], *args: Any) -> None:
+        """Call a part of closing, whether or not others have failed."""
+        self._boundary.turn_on(CLOSING)
+        self._boundary.attempt(CLOSING, undo, *args)
 
     def _undo(self) -> list[Any]:
         """Return the calls that remove the monitor's hooks. Each is tried even if others fail."""
@@ -904,8 +913,9 @@ def _changed_on_purpose(alarm: Alarm, names: Sequence[str]) -> Alarm:
     return replace(alarm, code="gradient", certain=False, headline=headline)
 
 
-def _half_of(budget: TimeBudget) -> float:
-    return budget.allowance / 2
+def _allowance_of_identities(budget: TimeBudget) -> float:
+    """Return half of what hooks and free checks leave of the budget; the other half is for laws."""
+    return max((budget.allowance - budget.base) / 2, budget.allowance / _LEAST_SHARE)
 
 
 def _largest_repeats(model: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from conserved.auditing.backward_pass import layout_with
 from conserved.auditing.diagnosis import Diagnosis, Origin
 from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.auditing.gradient_peaks import PeakHistory
-from conserved.auditing.replay import RecordedPass, alone
+from conserved.auditing.replay import RecordedPass, alone, random_numbers_kept
 from conserved.boundary import guarded
 from conserved.inference.cached_laws import cached_laws_of
 from conserved.inference.derivation import Derivation
@@ -218,7 +218,8 @@ class Audits:
             return None
         self._wait()
         began = time.perf_counter()
-        result = self._audited(step, passes)
+        with random_numbers_kept():
+            result = self._audited(step, passes)
         if result is None:
             self._last = None
         else:
@@ -307,7 +308,12 @@ class Audits:
 
     def changed_by_program(self, audit: Audit) -> list[str]:
         """Return the parameters of broken identities whose gradients the program changes, in hooks or in the loop."""
-        return self._left.changed(_names_of_failures(audit))
+        return self._left.changed(_names_of_failures(audit), replayed=_is_replayed(audit))
+
+    def changes_most(self, audit: Audit) -> bool:
+        """Return whether the program changes most gradients of the model, in hooks or in the loop."""
+        names = {name for name, p in self._model.named_parameters() if p.grad is not None}
+        return 2 * len(self._left.changed(names, replayed=_is_replayed(audit))) > len(names)
 
     def changed_in_hooks(self, audit: Audit) -> list[str]:
         """Return the parameters of broken identities whose gradients hooks of the program see in every pass."""
@@ -398,6 +404,10 @@ def _irreproducible(audit: Audit) -> bool:
 
 def _names_of_failures(audit: Audit) -> set[str]:
     return {name for row in audit.failures for name in row.parameters}
+
+
+def _is_replayed(audit: Audit) -> bool:
+    return bool(_origins_of(audit) & {Origin.TRANSIENT, Origin.LOOP})
 
 
 def _origins_of(result: Audit) -> set[Origin]:

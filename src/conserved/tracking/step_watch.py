@@ -73,6 +73,8 @@ class StepWatch:
         """Versions of some parameters at the last forward pass."""
         self._step_versions: tuple[int, ...] | None = None
         """Versions of the same parameters at the end of the last step."""
+        self._followed: set[int] = set()
+        """Parameters with a hook that notices accumulation."""
         self._accumulated: dict[int, tuple[int, int]] = {}
         """By parameter, the gradient tensor that the last backward pass of this step wrote, and its version."""
         self._early: GradientMark | None = None
@@ -90,6 +92,7 @@ class StepWatch:
         # Weak reference: Python does not see what the hooks of a parameter hold, so a cycle would never be freed.
         reference = weakref.ref(self)
         for parameter in dict.fromkeys((*trained[:: -(-len(trained) // (_FOLLOWED - 1)) or 1], *trained[-1:])):
+            self._followed.add(id(parameter))
             noticed = Hook(Boundary(logs=False), PASSES, partial(_notice_accumulation, reference))
             yield parameter.register_post_accumulate_grad_hook(noticed)
 
@@ -148,6 +151,9 @@ class StepWatch:
     def gradients_assigned(self) -> bool:
         """Return whether half of the gradients are other tensors than the last backward pass wrote: `p.grad = ...`."""
         with_gradient = [p for p in self._held() if p.grad is not None and id(p) in self._accumulated]
+        if not self._accumulated and not several_processes():
+            # No backward pass accumulated into them: the loop assigns what torch.autograd.grad gives.
+            return any(p.grad is not None and id(p) in self._followed for p in self._held())
         assigned = sum(id(p.grad) != self._accumulated[id(p)][0] for p in with_gradient)
         return assigned > 1 and 2 * assigned >= len(with_gradient)
 

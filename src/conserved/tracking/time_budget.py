@@ -101,6 +101,11 @@ class TimeBudget:
         """Seconds that the monitor may take in a step."""
         return max(self.share * median(self._runs), self.least) if self._runs else self.least
 
+    @property
+    def base(self) -> float:
+        """Seconds that the monitor takes in a step that it does not look at."""
+        return median(self._others) if self._others else 0.0
+
     def due(self, step: int) -> bool:
         """Return whether step number `step` is looked at."""
         if step <= self.first or self.share == 1 or step >= self._last + MOST or _is_power_of_two(step):
@@ -144,11 +149,10 @@ class TimeBudget:
         """Return the steps between looks that the times of this process ask for."""
         if not self._looks:
             return self.interval
-        base = median(self._others) if self._others else 0.0
-        surplus = self.allowance - base
+        surplus = self.allowance - self.base
         if surplus <= 0:
             return MOST
-        return min(max(math.ceil((median(self._looks) - base) / surplus), 1), MOST)
+        return min(max(math.ceil((median(self._looks) - self.base) / surplus), 1), MOST)
 
 
 def budget_for(model: nn.Module, share: float | None) -> TimeBudget:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved._torch_compat import tree_flatten
+from conserved.inference.program.program_state import preserve_state
 from conserved.symmetry import Leg, Symmetry, whole
 
 RunProgram = Callable[[Mapping[str, Tensor], int], list[Tensor]]
@@ -56,7 +57,7 @@ def runs(
     def run(parameters: Mapping[str, Tensor], seed: int) -> list[Tensor]:
         state = {**{name: value.clone() for name, value in buffers.items()}, **parameters}
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), preserve_state(model):
             if start is None:
                 torch.manual_seed(seed)
             else:

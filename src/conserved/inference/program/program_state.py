@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import CellType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from conserved._torch_compat import buffers_of, forward_hooks_of, preserve_version_counter
+from conserved._torch_compat import buffers_of, hooks_of, preserve_version_counter
+from conserved.boundary import Hook
+from conserved.inference.program.undone_writes import writes_undone
 from conserved.rank_agreement import several_processes
 
 CHECKING: ContextVar[bool] = ContextVar("conserved_program_check", default=False)
@@ -70,12 +72,14 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
         if not isinstance(module, _INITIALISES)
     ]
     buffers = [(module, dict(buffers_of(module))) for module, _ in attributes]
-    contents = [(item, _copy(item)) for item in _containers(model, attributes)]
+    hooks = _with_called(hook for module in model.modules() for hook in hooks_of(module))
+    contents = [(item, _copy(item)) for item in _containers(hooks, attributes)]
+    cells = [(cell, cell.cell_contents) for hook in hooks for cell in _cells(hook)]
     numbers = random.getstate()
     numpy: Any = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
     try:
-        with _parameters_kept(model):
+        with _parameters_kept(model), writes_undone():
             yield
     finally:
         random.setstate(numbers)
@@ -83,6 +87,9 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
             numpy.random.set_state(drawn)
         for container, content in contents:
             _fill(container, content)
+        for cell, content in cells:
+            # A hook may count its calls in a variable of the function around it.
+            cell.cell_contents = content
         for module, before in attributes:
             now = vars(module)
             for name in [name for name in now if name not in _OWN and name not in before]:
@@ -93,13 +100,47 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
             buffers_of(module).update(owned)
 
 
-def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
-    """Return lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
+_DEPTH = 3
+"""Containers inside containers that are looked into."""
+
+_LARGEST = 10_000
+"""Items of a container beyond which only the container itself is looked at."""
+
+
+def _containers(hooks: list[Callable[..., Any]], attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
+    """Return lists, dictionaries and sets that modules hold and that hooks can reach, and those inside them."""
     values = [value for _, own in attributes for value in own.values()]
-    for module in model.modules():
-        for hook in forward_hooks_of(module):
-            values += _reach(hook)
-    return list({id(item): item for item in values if type(item) in _CONTAINERS}.values())
+    for hook in hooks:
+        values += _reach(hook)
+    found: dict[int, Any] = {}
+    for _ in range(_DEPTH):
+        new = {id(item): item for item in values if type(item) in _CONTAINERS and id(item) not in found}
+        found |= new
+        values = [value for item in new.values() if len(item) <= _LARGEST for value in _items(item)]
+    return list(found.values())
+
+
+def _items(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _with_called(hooks: Iterable[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """Return functions of a program and those that they have from the functions around them."""
+    found: dict[int, Callable[..., Any]] = {}
+    new = [hook for hook in hooks if not isinstance(hook, Hook)]
+    while new:
+        found |= {id(hook): hook for hook in new}
+        contents = (cell.cell_contents for hook in new for cell in _cells(hook))
+        new = [item for item in contents if isinstance(item, FunctionType | MethodType) and id(item) not in found]
+    return list(found.values())
+
+
+def _cells(hook: Callable[..., Any]) -> list[Any]:
+    """Return the variables of surrounding functions that a function may bind to something else."""
+    if isinstance(hook, partial):
+        return _cells(hook.func)
+    function = getattr(hook, "__func__", hook)
+    return [cell for cell in getattr(function, "__closure__", None) or () if is_filled(cell)]
 
 
 def _reach(hook: Callable[..., Any]) -> list[Any]:
@@ -112,7 +153,7 @@ def _reach(hook: Callable[..., Any]) -> list[Any]:
     owner = getattr(hook, "__self__", None)
     objects = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
     function = getattr(hook, "__func__", hook)
-    objects += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if is_filled(cell)]
+    objects += [cell.cell_contents for cell in _cells(function)]
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     return objects + [names[name] for name in getattr(code, "co_names", ()) if name in names]
 

@@ -117,6 +117,8 @@ class OutsideWrites(StepIdentity):
         """Frozen weights that were seen to move together, as those of an averaged teacher."""
         self._habit = False
         """Whether the program writes to its weights by itself."""
+        self._silent = False
+        """Whether bits of weights were seen to change without an operation of torch."""
         self._slow: tuple[Sequence[Tensor], list[Tensor]] | None = None
         """Weights, and entries of them when watching began or when they were last moved towards these."""
         self._fast: Tensor | None = None
@@ -486,9 +488,12 @@ class OutsideWrites(StepIdentity):
             yield StepFinding(
                 code="bits changed",
                 tensor=name,
+                # A program that writes through `.data` does so more than once.
+                certain=not self._silent,
                 message=f"Stored bits of {name} changed between step {sample.number} and the next, in entries that are "
                 "few or small. No step was made in between: a bit flip, or a write from elsewhere.",
             )
+        self._silent = self._silent or bool(bits)
 
 
 def _rounding(change: _Change) -> torch.dtype | None:

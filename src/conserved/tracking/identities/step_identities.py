@@ -48,6 +48,9 @@ from conserved.tracking.identities.update_rule import UpdateRule
 FORWARD = "passes of identities"
 """The stage that tells identities of forward passes and loaded weights."""
 
+CLOSING = "closing"
+"""The stage of leaving nothing behind; it is turned on again after every failure."""
+
 FIRST = 8
 """Steps that are looked at in full whatever that costs: errors of a new program show in them."""
 
@@ -57,7 +60,7 @@ SECONDS = 0.001
 
 _MOMENTS = (
     "begin", "before_forward", "after_forward", "before_optimizer", "with_gradients", "after_optimizer", "after_step",
-    "close", "weights_given", "weights_loaded", "before_laws",
+    "weights_given", "weights_loaded", "before_laws",
 )  # fmt: skip
 """The methods of an identity that are called at a moment of a step."""
 
@@ -86,6 +89,8 @@ class StepIdentities:
         self._under_way: dict[int, Optimizer] = {}
         """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
         self._boundary, self._allowance, self._earned = boundary, allowance, 0.0
+        self._paid = 0.0
+        """Seconds of identities that the budget pays for: those that are not free."""
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
             # Also after a pass that raised, so that what was started before it ends.
@@ -167,7 +172,7 @@ class StepIdentities:
         rewritten = self.step.rewritten
         while self.step.remarks:
             self._boundary.remark(*self.step.remarks.pop())
-        self._earned = (self._spent() if self.step.number <= FIRST else self._earned) + self._allowance()
+        self._earned = (self._paid if self.step.number <= FIRST else self._earned) + self._allowance()
         self.step.number += 1
         self.step.passes, self.spoiled, self.step.rewritten = 0, False, None
         self.step.inputs, self.step.differentiable, self.step.batches, self.step.shapes = (), False, [], set()
@@ -203,7 +208,10 @@ class StepIdentities:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._ask("close")
+        for identity in self.identities:
+            # Also of one that failed in mid-run: its hooks are still there.
+            self._boundary.turn_on(CLOSING)
+            self._boundary.attempt(CLOSING, identity.close, self.step)
         self.step.receive(wait=True)
 
     def line(self) -> str:
@@ -211,23 +219,29 @@ class StepIdentities:
         return ", ".join(identity.name for identity in self.identities if not self._boundary.off(stage(identity)))
 
     def _ask(self, moment: str, *args: Any) -> None:
-        findings = self.step.findings
-        # Time of this thread: a busy machine does not make the checks dearer.
-        began = time.thread_time()
-        for identity, asked, own_stage in self._asked[moment]:
+        asked = self._asked[moment]
+        if not asked:
+            return
+        findings, attempt, step = self.step.findings, self._boundary.attempt, self.step
+        clock = time.perf_counter
+        # Time of this thread: a busy machine does not make the checks dearer. Its clock is a call of the system, so it
+        # is read once for all, and the clock of the wall divides it.
+        computed, began = time.thread_time(), clock()
+        ended = [began]
+        for identity, method, own_stage in asked:
             count = len(findings)
-            self._boundary.attempt(own_stage, asked, self.step, *args)
-            ended = time.thread_time()
-            self.seconds[identity.name] += ended - began + identity.device_seconds()
-            began = ended
+            attempt(own_stage, method, step, *args)
+            ended.append(clock())
             self.spoiled = self.spoiled or (identity.spoils and len(findings) > count)
+        share = (time.thread_time() - computed) / max(ended[-1] - began, 1e-9)
+        for (identity, _, _), start, end in zip(asked, ended, ended[1:], strict=False):
+            seconds = share * (end - start) + identity.device_seconds()
+            self.seconds[identity.name] += seconds
+            if not identity.free:
+                self._paid += seconds
 
     def _within_budget(self) -> bool:
-        return self.step.number <= FIRST or self._spent() <= self._earned
-
-    def _spent(self) -> float:
-        """Return the seconds that identities took, without those that are free."""
-        return sum(self.seconds[identity.name] for identity in self.identities if not identity.free)
+        return self.step.number <= FIRST or self._paid <= self._earned
 
 
 def _overriding(
