@@ -14,6 +14,7 @@ from conserved._torch_compat import (
     in_function_transform,
     preserve_version_counter,
     runs_compiled_code,
+    schema_of,
     tree_leaves,
 )
 from conserved.rank_agreement import several_processes
@@ -37,7 +38,7 @@ class _FirstWrites(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for position, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(schema_of(func).arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or argument.name in _WRITTEN_IN_SECRET:
                 self._keep(args[position] if position < len(args) else kwargs.get(argument.name))
