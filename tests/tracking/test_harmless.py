@@ -205,7 +205,7 @@ def test_an_exception_in_any_function_that_is_called_leaves_the_run_as_it_was(
     stages = [identity.name for identity in standard_identities()]
     assert {f"identity of {name}" for name in stages} <= {stage for stage, _ in called}
     keys = sorted(called)
-    for broken in keys if request.config.getoption("--whole") else random.Random(0).sample(keys, 8):
+    for broken in keys if request.config.getoption("--whole") else random.Random(0).sample(keys, 4):
         result, monitor, left = _watched(tmp_path)
         assert same(result, plain), broken
         assert "Broken: thrown in by a test" in monitor.state or broken[0] in QUIET, broken
