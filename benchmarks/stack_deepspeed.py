@@ -62,7 +62,7 @@ for _stage in (0, 1, 2, 3):
     _defects: dict[str, dict[str, Any]] = {}
     if _stage == 0:
         _defects = {"gradients of rank 1 lost": {"change": lambda engine, rank: zero_second_half(engine.module, rank)}}
-    if _stage in (1, 2):
+    if _stage in (1, 2, 3):
         _defects = {"half of the gradients of rank 1 lost": {"change": lose_range}}
     register(f"DeepSpeed 0.19.8, ZeRO-{_stage}", partial(build, stage=_stage), _defects)
 register("DeepSpeed 0.19.8, ZeRO-1, bf16", partial(build, stage=1, bf16=True), {})
