@@ -813,7 +813,7 @@ GRID = torch.linspace(-1.2, 1.2, 32).reshape(1, 4, 4, 2)
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 4], [1, 0, 3, 2, 4, 0]])
 
 
-def _sampled(p: Any, x: Tensor) -> Tensor:
+def _interpolated(p: Any, x: Tensor) -> Tensor:
     h = torch.einsum("nchw,cd->ndhw", x, p.a).relu()
     sampled = F.grid_sample(h, GRID.to(x.dtype).expand(len(x), -1, -1, -1), align_corners=False)
     return torch.einsum("nchw,cd->ndhw", sampled, p.b)
@@ -821,7 +821,7 @@ def _sampled(p: Any, x: Tensor) -> Tensor:
 
 def _unpooled(p: Any, x: Tensor) -> Tensor:
     pooled, places = F.max_pool2d(torch.einsum("nchw,cd->ndhw", x, p.a).relu(), 2, return_indices=True)
-    return torch.einsum("nchw,cd->ndhw", F.max_unpool2d(pooled, places, 2), p.b)
+    return torch.einsum("nchw,cd->ndhw", F.max_unpool2d(pooled, places, [2, 2]), p.b)
 
 
 def _bagged(mode: str, act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -841,7 +841,7 @@ def _written_zero(p: Any, x: Tensor) -> Tensor:
 
 IMAGE, ROWS = (2, 5, 4, 4), (5, 5)
 LINEAR: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], int]] = {
-    "sampled images": (_sampled, IMAGE, 4),
+    "sampled images": (_interpolated, IMAGE, 4),
     "unpooled images": (_unpooled, IMAGE, 4),
     "sum of a bag": (_bagged("sum", lambda h: h), (2, 1), 10),
     "mean of a bag": (_bagged("mean", torch.relu), (2, 1), 4),
