@@ -21,6 +21,7 @@ from measure import commit, machine, save
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import acts_of_violence_2
 from acts_of_violence import ACTS, run, same
 
 
@@ -46,13 +47,15 @@ def main() -> None:
     """Run all acts, print what became of each, save."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
+    parser.add_argument("--new", action="store_true", help="only the acts of acts_of_violence_2")
+    parser.add_argument("--name", default="harmless_violence")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("conserved").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     rows = []
-    for name in ACTS:
+    for name in acts_of_violence_2.NEW if given.new else ACTS | acts_of_violence_2.NEW:
         if any(part in name for part in given.only.split(",")):
             row = suffered(name)
             outcome = (
@@ -75,7 +78,7 @@ def main() -> None:
     print(len(rows), dict(counts))
     if given.out is not None:
         record = {"acts": len(rows), "counts": counts, "rows": rows}
-        print(save("harmless_violence", {"commit": commit(), "machine": machine()} | record, given.out))
+        print(save(given.name, {"commit": commit(), "machine": machine()} | record, given.out))
 
 
 if __name__ == "__main__":
