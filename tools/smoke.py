@@ -8,14 +8,41 @@ Continuous integration runs it on the lowest supported versions of the requireme
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy
 import scipy
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import conserved
+
+
+class Product(torch.autograd.Function):
+    """A product with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gain)
+        return x * gain
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, gain = ctx.saved_tensors
+        return gradient * gain, (gradient * x).sum(0)
+
+
+class Gained(nn.Module):
+    """A linear map behind a gain, which together have one law a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Product.apply(x, self.gain))
 
 
 def main() -> int:
@@ -43,7 +70,9 @@ def main() -> int:
     print(conserved.transform.equalize(model, x))
     decoder = conserved.blocks.DecoderLM(vocab=20, dim=8, depth=2, heads=2, hidden=12)
     print(repr(conserved.recognize(decoder, torch.zeros(2, 6, dtype=torch.long))))
-    passed = audit.ok and not monitor.alarms and all(check.ok for check in checks) and count == 4
+    own = conserved.recognize(Gained(), x)
+    print(own)
+    passed = len(own) > 0 and audit.ok and not monitor.alarms and all(check.ok for check in checks) and count == 4
     print("passed" if passed else "FAILED")
     return 0 if passed else 1
 

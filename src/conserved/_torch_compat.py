@@ -74,8 +74,14 @@ SCALED_DOT_PRODUCT = torch._C._nn.scaled_dot_product_attention
 
 DisableTorchFunction = torch._C.DisableTorchFunction
 
-AutogradFunctionBase = torch.autograd.function._SingleLevelFunction
-"""The base of `torch.autograd.Function` whose `apply` every function runs through, also one bound before."""
+AutogradFunctionBase: Any = (
+    torch.autograd.function._SingleLevelFunction
+    if isinstance(vars(torch.autograd.Function)["apply"], classmethod)
+    else torch.autograd.Function
+)
+"""The class whose `apply` functions run through. In PyTorch 2.13 `Function.apply` is Python and calls that of its base,
+so that `op = MyFunction.apply` is seen too, also if it was bound before. In 2.15 it is C, and what was bound before is
+not seen."""
 
 # Fused elementwise operations over lists of tensors. torch.optim is built on them; they have no public names.
 foreach_norm = torch._foreach_norm
