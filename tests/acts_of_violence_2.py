@@ -134,7 +134,7 @@ def _out_of_memory_in_a_step(s: Scene) -> None:
         def fail(*_: Any, **__: Any) -> Any:
             raise torch.OutOfMemoryError("no memory left")
 
-        torch.stack = fail  # type: ignore[assignment]
+        torch.stack = fail
         try:
             yield
         finally:
@@ -166,7 +166,7 @@ class _Closed:
     def write(self, text: str) -> int:
         raise ValueError("I/O operation on closed file")
 
-    flush = close = isatty = fileno = write  # type: ignore[assignment]
+    flush = close = isatty = fileno = write
 
 
 @_first
@@ -174,7 +174,7 @@ def _output_closed(s: Scene) -> None:
     @contextlib.contextmanager
     def closed() -> Any:
         outs = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = _Closed()  # type: ignore[assignment]
+        sys.stdout = sys.stderr = _Closed()
         try:
             yield
         finally:

@@ -314,6 +314,8 @@ def autoencoder_with_adaptive_adversarial_weight(amp: Cast) -> Training:
 @program
 def path_length_penalty_every_four_steps(amp: Cast) -> Training:
     class Generator(nn.Module):
+        mean_path: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.mapping, self.synthesis = dense(6, 16, 16), dense(16, 32, 12)
@@ -413,6 +415,8 @@ def information_maximising_gan_with_three_optimizers(amp: Cast) -> Training:
 @program
 def latent_diffusion_over_a_frozen_autoencoder(amp: Cast) -> Training:
     class Latent(nn.Module):
+        alphas: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.coder = dense(12, 16, 4).requires_grad_(False).eval()
@@ -615,6 +619,8 @@ def speech_units_by_gumbel_quantiser(amp: Cast) -> Training:
 @program
 def instance_discrimination_with_memory_bank(amp: Cast) -> Training:
     class Net(nn.Module):
+        bank: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.body = dense(8, 24, 8)
@@ -1058,7 +1064,7 @@ def domains_matched_by_kernels(amp: Cast) -> Training:
         f, g = body(x), body(torch.randn(16, 8) + 0.5)
         z = torch.cat([f, g]).float()
         d = torch.cdist(z, z).square()
-        k = sum((-d / (2 * s)).exp() for s in (1.0, 4.0))
+        k: Any = sum((-d / (2 * s)).exp() for s in (1.0, 4.0))
         return F.cross_entropy(head(f), y) + 0.3 * (k[:16, :16].mean() + k[16:, 16:].mean() - 2 * k[:16, 16:].mean())
 
     return simple_loop(model, optimizer, amp, loss)
@@ -1253,6 +1259,8 @@ def graph_recommender_with_decay_of_the_batch(amp: Cast) -> Training:
 @program
 def weight_dropped_lstm_that_switches_to_averages(amp: Cast) -> Training:
     class Dropped(nn.Module):
+        rnn: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.table, self.rnn, self.head = nn.Embedding(17, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 17)
@@ -1538,8 +1546,9 @@ def reversible_blocks_that_recompute_inputs(amp: Cast) -> Training:
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x)
+            pair: Any
             for pair in self.blocks:
-                f, g = pair  # type: ignore[misc]
+                f, g = pair
                 h = Reversed.apply(h, f, g, *f.parameters(), *g.parameters())
             return self.out(h)
 
@@ -1589,7 +1598,7 @@ class AdaHessian(Optimizer):
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         signs = [torch.randint_like(p, 2) * 2 - 1 for p in params]
         products = torch.autograd.grad([p.grad for p in params], params, grad_outputs=signs)
@@ -1634,7 +1643,7 @@ class Sophia(Optimizer):
             state["h"] = state.get("h", torch.zeros_like(p)).mul_(0.9).addcmul_(p.grad, p.grad, value=0.1 * 16)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         for p in group["params"]:
             state = self.state[p]
@@ -1700,6 +1709,8 @@ def kronecker_factors_by_hooks(amp: Cast) -> Training:
         with torch.no_grad():
             for m in linears:
                 a, g = factors[m]
+                assert m.weight.grad is not None
+                assert m.bias.grad is not None
                 both = torch.cat([m.weight.grad, m.bias.grad[:, None]], 1)
                 new = torch.linalg.solve(g + 0.1 * torch.eye(len(g)), both)
                 new = torch.linalg.solve(a + 0.1 * torch.eye(len(a)), new.t()).t()
@@ -1723,7 +1734,7 @@ class Projected(Optimizer):
         return (x / top * 127).round().to(torch.int8), top
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -1972,6 +1983,8 @@ def clipping_by_a_percentile_of_past_norms(amp: Cast) -> Training:
 @program
 def gradients_normalised_tensor_by_tensor_for_automata(amp: Cast) -> Training:
     class Cells(nn.Module):
+        kernels: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Conv2d(12, 24, 1), nn.Conv2d(24, 4, 1, bias=False)
@@ -2071,7 +2084,7 @@ def boosted_networks_added_stage_by_stage(amp: Cast) -> Training:
             self.parts = nn.ModuleList([dense(8, 12, 4)])
 
         def forward(self, x: Tensor) -> Tensor:
-            return sum(part(x) for part in self.parts)  # type: ignore[return-value]
+            return sum(part(x) for part in self.parts)
 
     model = Boosted()
     optimizer, count = Adam(model.parts[0].parameters(), 2e-3), 0
@@ -2379,6 +2392,8 @@ def objects_matched_by_assignment(amp: Cast) -> Training:
 @program
 def glow_with_activation_norm_set_by_the_first_batch(amp: Cast) -> Training:
     class ActNorm(nn.Module):
+        ready: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.shift, self.log_scale = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6))
@@ -2459,9 +2474,9 @@ def deep_kernel_by_exact_marginal_likelihood(amp: Cast) -> Training:
 
     model, x = Kernel(), torch.randn(24, 4)
     y = x[:, 0].sin() + 0.1 * torch.randn(24)
-    optimizer = Adam(
-        [{"params": model.net.parameters(), "weight_decay": 1e-3}, {"params": [model.raw_scale, model.raw_noise]}], 1e-2
-    )
+    free = {"params": [model.raw_scale, model.raw_noise]}
+    groups: list[dict[str, Any]] = [{"params": model.net.parameters(), "weight_decay": 1e-3}, free]
+    optimizer = Adam(groups, 1e-2)
     return simple_loop(model, optimizer, nullcontext, lambda: -model(x).log_prob(y) / 24)
 
 
@@ -2529,6 +2544,9 @@ def discrete_latents_with_a_learned_baseline(amp: Cast) -> Training:
 @program
 def experts_balanced_by_a_bias_without_gradient(amp: Cast) -> Training:
     class Experts(nn.Module):
+        load: Any
+        bias: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.gate, self.experts = nn.Linear(8, 4, bias=False), nn.ModuleList(dense(8, 16, 8) for _ in range(4))
@@ -2579,6 +2597,9 @@ def lazy_modules_filled_by_a_dry_run(amp: Cast) -> Training:
 @program
 def adapters_on_weights_held_in_eight_bits(amp: Cast) -> Training:
     class Frozen(nn.Module):
+        scale: Any
+        codes: Any
+
         def __init__(self, a: int, b: int) -> None:
             super().__init__()
             w = torch.randn(b, a) / a**0.5
