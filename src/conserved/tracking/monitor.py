@@ -75,8 +75,10 @@ IDENTITIES = "identities of steps"
 """The stage of identities that hold in every step of every model."""
 
 LINES = "status lines"
-RELAY = "alarms of other processes"
 """The stage that reports what is watched."""
+
+RELAY = "alarms of other processes"
+"""The stage that shows alarms to the first process."""
 
 _UNSEEN = 3
 """Steps without a call of the model after which its laws are no longer waited for."""
