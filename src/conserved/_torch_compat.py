@@ -39,6 +39,7 @@ __all__ = [
     "buffers_of",
     "children_of",
     "core_aten_decompositions",
+    "default_store",
     "disable_dynamo",
     "dispatch_modes",
     "finished_work",
@@ -121,6 +122,11 @@ def in_backward() -> bool:
 def in_function_transform() -> bool:
     """Return whether this runs inside vmap, grad or another transform of `torch.func`, on tensors that are not real."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def default_store() -> Any:
+    """Return the key-value store that the processes of the default group met by."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def finished_work() -> Any:

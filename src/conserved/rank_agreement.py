@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from conserved._torch_compat import default_store
 from conserved.errors import ConservedError
 
 START = 5.0
@@ -52,8 +53,7 @@ class RankAgreement:
     """
 
     def __init__(self, ranks: Sequence[int], name: str, monitor: int) -> None:
-        # Private to torch, tried on 2.13; there is no public way to the store of the default group.
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._store: Any = default_store()
         self.ranks, self.rank = tuple(ranks), dist.get_rank()
         group = zlib.crc32(f"{self.ranks} {name}".encode())
         self._prefix = f"conserved/together/{monitor}/{group:x}"
@@ -138,13 +138,13 @@ class RankAgreement:
 def announce_monitor() -> int:
     """Let other processes know that this one has a monitor, and return its number; they make them in the same order."""
     number = next(_SERIAL)
-    dist.distributed_c10d._get_default_store().set(_presence(number, dist.get_rank()), "")
+    default_store().set(_presence(number, dist.get_rank()), "")
     return number
 
 
 def retract_monitor(number: int) -> None:
     """Let other processes know that a monitor of this one agrees on nothing."""
-    dist.distributed_c10d._get_default_store().delete_key(_presence(number, dist.get_rank()))
+    default_store().delete_key(_presence(number, dist.get_rank()))
 
 
 def _presence(monitor: int, rank: int) -> str:

@@ -45,7 +45,7 @@ class LeftGradients:
     def changed(self, names: Collection[str], *, replayed: bool) -> list[str]:
         """Return those of some parameters whose gradients the program changes: in hooks, or after the pass.
 
-        With `replayed`, the pass was recorded after `follow`, so that its backward was heard.
+        With `replayed`, the pass was recorded after `follow`, so that its backward pass was followed.
 
         Operations on a gradient count up its version. A write through `.data` does not, and changes its sum.
         """

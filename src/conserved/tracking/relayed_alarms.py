@@ -1,4 +1,4 @@
-"""Alarms of other processes on the first one, which alone writes to the log: what any process saw is told."""
+"""Alarms of other processes on the first one, which alone writes to the log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from conserved._torch_compat import default_store
 from conserved.alarm import Alarm
 
 _SERIAL = itertools.count()
@@ -22,8 +23,7 @@ class RelayedAlarms:
     """
 
     def __init__(self) -> None:
-        # Private to torch, tried on 2.13; there is no public way to the store of the default group.
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._store: Any = default_store()
         # Processes make their monitors in the same order, or show each other nothing.
         self._prefix = f"conserved/alarms/{next(_SERIAL)}"
         self.rank = dist.get_rank()

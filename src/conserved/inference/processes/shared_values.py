@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved._torch_compat import default_store
+
 Holding = Literal["replica", "piece", "constant"]
 """How processes hold a parameter: all alike, each its own, or alike without saying anything."""
 
@@ -45,8 +47,7 @@ def holdings(model: nn.Module) -> dict[str, Holding] | None:
     gathered = {name for name, p in named.items() if _is_gathered_by_all(p)}
     if any(type(p.data) is not Tensor or p.is_meta for name, p in named.items() if name not in gathered):
         return None
-    # Private to torch, tried on 2.13; there is no public way to the store of the default group.
-    store: Any = dist.distributed_c10d._get_default_store()
+    store: Any = default_store()
     key = f"conserved/holdings/{next(_SERIAL)}"
     own = [
         (name, [*p.shape], "gathered", True) if name in gathered else (name, [*p.shape], _digest(p), _varies(p))

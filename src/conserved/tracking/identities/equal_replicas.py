@@ -106,7 +106,7 @@ class EqualReplicas(StepIdentity):
         self._reported_mode = False
         self._reported_inputs = self._noted_apart = False
         self._ignored: frozenset[str] = frozenset()
-        """Tensors that the wrapper was told not to reduce."""
+        """Tensors that the wrapper does not reduce."""
         self._holders: dict[str, set[int]] = {}
         """By tensor, the processes that hold replicas of it, where attributes of the stack say so."""
 

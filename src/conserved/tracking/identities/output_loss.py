@@ -44,7 +44,7 @@ _FEW_ROWS = 8
 """Rows from which on one class for all of them says something."""
 
 _HIGH_SCALE = 256
-"""A scaler's factor from which on a loss without it is told from one that has it."""
+"""A scaler's factor from which on a loss without it differs clearly from one that has it."""
 
 _CLASSES, _COMMON = 8, 0.35
 """Classes from which on the share of one of them is remarked, and that share."""

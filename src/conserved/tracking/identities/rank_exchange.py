@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from conserved._torch_compat import default_store
+
 _KEPT = 64
 """Steps whose own numbers are kept, until the others have shown theirs."""
 
@@ -27,8 +29,7 @@ class RankExchange:
     """The exchange of records of each step between the processes of a run, each under its own key."""
 
     def __init__(self, purpose: str) -> None:
-        # Private to torch, tried on 2.13; there is no public way to the store of the default group.
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._store: Any = default_store()
         # Processes make their monitors in the same order, or show each other nothing.
         self._purpose = f"conserved/{purpose}/{next(_SERIAL)}"
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
