@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -244,6 +245,27 @@ def test_sets_of_equal_and_opposite_numbers_are_those_of_a_naive_closure(seed: i
         if not vanish[a]:
             assert np.allclose(kernel[:, a], sign[a] * kernel[:, root[a]])
     assert len(set(root[~vanish])) == kernel.shape[0]
+
+
+class Copied(torch.autograd.Function):
+    """The identity, by a kernel that is given pointers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape, dtype=x.dtype)
+        ctypes.memmove(out.data_ptr(), x.data_ptr(), x.numel() * x.element_size())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+@pytest.mark.parametrize("function", [Doubled, Copied])
+def test_no_law_is_read_through_a_function_that_was_bound_to_c(function: Any) -> None:
+    """In PyTorch 2.15 that is what `op = Doubled.apply` binds; here it is beneath what is public."""
+    applied = vars(torch._C._FunctionBase)["apply"].__get__(None, function)
+    assert len(recognize(Within(applied), torch.randn(5, 3))) == 0
 
 
 class SoftmaxWithoutCorrection(torch.autograd.Function):
