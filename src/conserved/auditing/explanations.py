@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from conserved._torch_compat import tree_map_only
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
-from conserved.auditing.replay import is_fully_sharded
+from conserved.auditing.replay import RecordedPass, is_fully_sharded
 from conserved.inference.derivation import Derivation
 from conserved.inference.further_laws.moving_parameters import is_seen, move_parameters, runs
 from conserved.layout import has_flat_shards
@@ -65,8 +65,7 @@ def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tupl
 def of_another_way(
     backward: BackwardPass,
     broken: Sequence[Symmetry],
-    call: tuple[tuple[Any, ...], Mapping[str, Any]],
-    start: Callable[[], None],
+    replay: RecordedPass,
 ) -> dict[str, tuple[str, ...]]:
     """Return broken laws that the audited call does not keep, because it took another path than the one they were read
     off.
@@ -76,13 +75,30 @@ def of_another_way(
     Args:
         backward: the audited pass.
         broken: the laws.
-        call: the arguments of its forward pass.
-        start: sets random generators to where they were before it.
+        replay: its forward pass, which runs it again.
 
     Returns:
         Words for each of those laws, by its name.
     """
-    return _not_kept(backward, list(broken)[:EXPLAINED], call, start, soft=_SAME_WAY)
+    doubted = list(broken)[:EXPLAINED]
+    if not doubted or replay.call is None:
+        return {}
+    reached = _reached(backward, doubted, replay)
+    return _not_kept(backward, doubted, replay.call, replay.restore_random, soft=_SAME_WAY, reached=reached)
+
+
+def _reached(backward: BackwardPass, doubted: Sequence[Symmetry], replay: RecordedPass) -> set[str] | None:
+    """Return the parameters of laws that have a gradient in this pass; None if it cannot be run again.
+
+    The outputs do not see a layer that was dropped, as they do not see one that is held elsewhere: its gradient tells.
+    """
+    names = dict.fromkeys(name for symmetry in doubted for name in symmetry.parameters)
+    try:
+        gradients = replay.gradients({name: backward.points[name] for name in names})
+    except Exception:
+        # The program may refuse to run a second time.
+        return None
+    return {name for name, gradient in gradients.items() if bool(gradient.any())}
 
 
 def _not_kept(
@@ -92,8 +108,12 @@ def _not_kept(
     start: Callable[[], None] | None = None,
     *,
     soft: float = _SOFT,
+    reached: Collection[str] | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the laws along which a call of the model changes its outputs, and words."""
+    """Return the laws along which a call of the model changes its outputs, and words.
+
+    All parameters of a law have to be seen in the outputs, or those among `reached`.
+    """
     result: dict[str, tuple[str, ...]] = {}
     if not doubted or has_flat_shards(backward.model) or is_fully_sharded(backward.model):
         # A forward pass alone, with other tensors as parameters, would leave these modules in a state of their own.
@@ -112,7 +132,7 @@ def _not_kept(
             # A law up to ε changes the outputs by as much as ε is worth.
             bound = 0.0 if symmetry.exact else soft
             changed = any(change.holds is False and change.change > bound * change.half for change in changes)
-            if changed and (len(symmetry.parameters) == 1 or is_seen(run, theta, symmetry)):
+            if changed and (len(symmetry.parameters) == 1 or is_seen(run, theta, symmetry, names=reached)):
                 text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is not a law here"
                 result[symmetry.name] = (f"{EITHER}: {text}",)
     except Exception:

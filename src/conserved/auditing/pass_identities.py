@@ -149,11 +149,9 @@ class PassIdentities:
         if not self.backward.assembly.groups:
             # Moving parameters runs the model again, which processes with different suspicions would not do together.
             self.set_aside(untrue(self.backward, self.suspected), into=self.no_laws)
-            if isinstance(replay, RecordedPass) and replay.call is not None:
+            if isinstance(replay, RecordedPass):
                 strange = [self.symmetries[index] for index in self.broken if self._is_of_program(index)]
-                self.set_aside(
-                    of_another_way(self.backward, strange, replay.call, replay.restore_random), into=self.no_laws
-                )
+                self.set_aside(of_another_way(self.backward, strange, replay), into=self.no_laws)
         clipped = clipped_at(self.suspected, gradients) if self.broken and gradients is not None else None
         if clipped is not None:
             self.leave_open(self.broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +85,15 @@ def move_parameters(
     return MoveOutcome(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
 
 
-def is_seen(run: RunProgram, parameters: Mapping[str, Tensor], symmetry: Symmetry, *, seed: int = 0) -> bool:
-    """Return whether every parameter of a symmetry, moved alone, changes the outputs.
+def is_seen(
+    run: RunProgram,
+    parameters: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    seed: int = 0,
+    names: Collection[str] | None = None,
+) -> bool:
+    """Return whether every parameter of a symmetry (every one of `names`), moved alone, changes the outputs.
 
     A program that holds a parameter elsewhere than in its module (in a closure, say) does not see the one that takes
     its place: moving others along with it then proves nothing.
@@ -94,7 +101,8 @@ def is_seen(run: RunProgram, parameters: Mapping[str, Tensor], symmetry: Symmetr
     generator = torch.Generator().manual_seed(seed)
     start = {name: whole(value.detach()) for name, value in parameters.items()}
     element, before = symmetry.element(spread=0.5, generator=generator), run(start, seed)
-    moved = (_one_parameter(symmetry, name).act(dict(start), element) for name in symmetry.parameters)
+    looked_at = (name for name in symmetry.parameters if names is None or name in names)
+    moved = (_one_parameter(symmetry, name).act(dict(start), element) for name in looked_at)
     return all(_change(before, run(there, seed)) > 0 for there in moved)
 
 
