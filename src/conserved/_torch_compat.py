@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dis
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
+    "COMPILED_CODE_RUNS_INSIDE_MODES",
     "SCALED_DOT_PRODUCT",
     "AutogradFunctionBase",
     "BatchNormBase",
@@ -97,6 +98,12 @@ def runs_compiled_code() -> bool:
     if dynamo is None or not dynamo.utils.counters["frames"]["total"]:
         return False
     return bool(dynamo.eval_frame._stance.stance != "force_eager")
+
+
+COMPILED_CODE_RUNS_INSIDE_MODES: bool = hasattr(TorchDispatchMode, "ignore_compile_internals") and hasattr(
+    torch._C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals"
+)
+"""Whether a dispatch mode can leave compiled code as it is. Elsewhere that runs eagerly inside any mode, and after."""
 
 
 def storage_key(tensor: Tensor) -> int:

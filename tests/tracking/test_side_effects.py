@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Monitor
+from conserved._torch_compat import COMPILED_CODE_RUNS_INSIDE_MODES
+from conserved.inference.program.undone_writes import writes_undone
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -82,11 +84,60 @@ def trained(kind: str, *, watched: bool) -> tuple[list[Tensor], dict[str, Any]]:
     return [*losses, *model.parameters(), model.mean, *model.steps, SHARED.clone(), seen.pop("total")], seen
 
 
-@pytest.mark.parametrize(
-    "kind", ["attribute", "list", "global", "forward hook", "backward hook", "gradient hook", "step in a hook"]
-)
+KINDS = ["attribute", "list", "global", "forward hook", "backward hook", "gradient hook", "step in a hook"]
+inside_modes = pytest.mark.skipif(not COMPILED_CODE_RUNS_INSIDE_MODES, reason="this torch runs it eagerly in modes")
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=inside_modes)], ids=["nothing compiled", "others compiled"])
+def process(request: pytest.FixtureRequest) -> None:
+    """A process in which nothing was compiled, or something that has no part in the program."""
+    torch.compiler.reset()
+    if request.param:
+        torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(3))
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_program_writes_is_what_it_would_write_unwatched(kind: str) -> None:
     plain, noted = trained(kind, watched=False)
     result, seen = trained(kind, watched=True)
     assert all(map(torch.equal, plain, result))
     assert seen == noted
+
+
+@inside_modes
+@pytest.mark.parametrize("first_inside", [False, True])
+def test_compiled_code_runs_as_such_and_is_compiled_once_where_writes_are_undone(*, first_inside: bool) -> None:
+    torch.compiler.reset()
+    compiled, runs = 0, 0
+
+    def backend(graph: Any, examples: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+
+        def run(*given: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            return graph(*given)
+
+        return run
+
+    model: Any = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), backend=backend)
+    x, total = torch.ones(2, 3), torch.zeros(3)
+    if not first_inside:
+        model(x).sum().backward()
+    with writes_undone():
+        total += 1
+        model(x).sum().backward()
+    model(x).sum().backward()
+    assert (compiled, runs) == (1, 2 if first_inside else 3)
+    assert not total.any()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_that_is_an_operator_of_its_own_runs_where_writes_are_undone() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q = torch.randn(1, 1, 16, 16)
+    expected = flex.flex_attention(q, q, q)
+    with writes_undone():
+        assert torch.equal(flex.flex_attention(q, q, q), expected)

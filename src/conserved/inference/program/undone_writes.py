@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from conserved._torch_compat import (
+    COMPILED_CODE_RUNS_INSIDE_MODES,
+    HigherOrderOperator,
     TorchDispatchMode,
     in_function_transform,
     preserve_version_counter,
@@ -28,6 +30,8 @@ _WRITTEN_IN_SECRET = ("running_mean", "running_var")
 class _FirstWrites(TorchDispatchMode):
     """Copies every memory that was there before, before the first operation writes to it in place."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, undo: contextlib.ExitStack) -> None:
         super().__init__()
         self._undo = undo
@@ -36,8 +40,15 @@ class _FirstWrites(TorchDispatchMode):
         self._kept: dict[int, tuple[Any, Any]] = {}
         """By its address, memory that was written to, and a copy of what it held."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run as such inside, and neither eagerly nor compiled anew."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         for position, argument in enumerate(schema_of(func).arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or argument.name in _WRITTEN_IN_SECRET:
@@ -87,10 +98,11 @@ def _is_view_of(value: Tensor, args: Any, address: int) -> bool:
 def writes_undone() -> Iterator[None]:
     """Restore all memory that operations of this process write to inside the block, and its version counters.
 
-    Parameters that are sharded over processes are gathered in every pass, so several processes are left alone. Compiled
-    code would run eagerly inside a mode.
+    Parameters that are sharded over processes are gathered in every pass, so several processes are left alone. Where
+    compiled code would run eagerly inside a mode, a process that compiled any is left alone too.
     """
-    if several_processes() or in_function_transform() or runs_compiled_code():
+    eager = not COMPILED_CODE_RUNS_INSIDE_MODES and runs_compiled_code()
+    if several_processes() or in_function_transform() or eager:
         yield
         return
     with contextlib.ExitStack() as undo:
