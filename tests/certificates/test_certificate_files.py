@@ -131,8 +131,8 @@ class TestMalformed:
     @pytest.mark.parametrize(
         ("change", "says"),
         [
-            ({"format": "zip"}, "not a certificate"),
-            ({"version": 99}, "version 99"),
+            ({"format": "zip"}, "Expected a certificate in format"),
+            ({"version": 99}, "got 99"),
             ({"extra": 1}, "mean nothing: extra"),
             ({"theta": ["nan"] * 4}, "not finite"),
             ({"theta": []}, "list of 4"),

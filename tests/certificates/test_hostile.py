@@ -125,7 +125,7 @@ class TestClasses:
         assert "axis" not in plain.verdict.message
 
     def test_an_axis_that_is_not_there_is_refused(self) -> None:
-        with pytest.raises(UnsuitableError, match="class_axis is 2"):
+        with pytest.raises(UnsuitableError, match="Expected class_axis to be an axis"):
             conserved.discover(self.logits, torch.zeros(2, 4), params=self.START, loss="cross_entropy", class_axis=2)
 
 

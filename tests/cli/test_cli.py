@@ -134,7 +134,7 @@ MISTAKES = [
     ("nothing", "does not name a model"),
     ("missing.py:small", "There is no file missing.py"),
     ("no.such.module:thing", "could not be imported"),
-    ("FILE:absent", "has no 'absent'. It has: torch, Attention, SwiGLU, small"),
+    ("FILE:absent", "has no 'absent'. It has: Attention, Sum, SwiGLU, both"),
     ("FILE:number", "Expected a model or a function that returns one"),
     ("FILE:wrong", "to return a torch.nn.Module, got int"),
     ("FILE:failing", "failed: RuntimeError: no weights here"),

@@ -163,4 +163,4 @@ def test_a_pattern_that_matches_nothing_is_bad_usage_and_says_what_there_is(
     assert run(monkeypatch, "claims", "nothing") == 2
     shown = capsys.readouterr().err
     assert "No claim matches 'nothing'" in shown
-    assert "paper.T4.3" in shown
+    assert "Codes begin with paper, summary" in shown

@@ -80,7 +80,7 @@ def test_under_the_entropy_the_sums_of_a_neuron_are_balanced_and_not_their_squar
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ({"nothing": 2.0}, "names nothing"),
+        ({"nothing": 2.0}, "got nothing"),
         ({"up.weight": 0.0}, "positive"),
         ({"up.weight": float("nan")}, "positive"),
         ({"up.weight": torch.ones(5)}, r"that expands to"),

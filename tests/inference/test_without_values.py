@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conserved
-from conserved.inference import infer
+from conserved.inference import followed_calls
 from conserved.inference.program import recorder
 
 WIDTH, HEAD, POSITIONS = 8, 4, 24
@@ -122,24 +122,24 @@ def test_laws_are_those_of_the_model_with_values(
 ) -> None:
     monkeypatch.setattr(recorder, "KEPT", kept)
     with_values = laws_of(model(), MODELS[model])
-    monkeypatch.setattr(infer, "LARGE", 0)
+    monkeypatch.setattr(followed_calls, "LARGE", 0)
     assert laws_of(model(), MODELS[model]) == with_values
     assert with_values
 
 
 def test_rotations_of_a_table_are_laws_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer, "LARGE", 0)
+    monkeypatch.setattr(followed_calls, "LARGE", 0)
     assert list(laws_of(Attention(), VECTORS).values()) == ["ComplexScaling()"]
 
 
 @pytest.mark.parametrize("model", [Replaced, Written])
 def test_a_table_that_calls_change_is_no_constant(model: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer, "LARGE", 0)
+    monkeypatch.setattr(followed_calls, "LARGE", 0)
     assert "ComplexScaling()" not in laws_of(model(), VECTORS).values()
 
 
 def test_following_without_values_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer, "LARGE", 0)
+    monkeypatch.setattr(followed_calls, "LARGE", 0)
     model = Replaced()
     before, hooks = model.sin.clone(), dict(model._forward_hooks)
     conserved.recognize(model, VECTORS)

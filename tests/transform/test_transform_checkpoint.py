@@ -248,7 +248,7 @@ class TestRefused:
             (["move", "{in}", "--dry-run"], "--by"),
             (["move", "{in}", "--dry-run", "--by", "heads=2"], "No symmetry is called 'heads'"),
             (["move", "{in}", "--dry-run", "--by", "model.norm.gain=-1"], "positive"),
-            (["equalize", "{in}/nowhere", "--dry-run"], "no folder"),
+            (["equalize", "{in}/nowhere", "--dry-run"], "which does not exist"),
             (["equalize", "{in}", "-o", "{in}/config.json"], "is a file"),
             (["equalize", "{in}", "-o", "{in}/config.json/out"], "cannot be written to"),
             (["equalize", "{in}", "--dry-run", "--objective", "activation", "--texts", "{in}/no"], "cannot be read"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from conserved._torch_compat import TorchDispatchMode, schema_of, tree_leaves
 from conserved.inference.probing.noise import by_row, rms, wide
 from conserved.inference.probing.numerical_function import NumericalFunction
-from conserved.tolerances import UNIT
+from conserved.tolerances import COARSE_UNIT, UNIT
 
 _DRAWS = 24
 """Random roundings; a sort or a maximum that is nearly tied is decided otherwise in some of them."""
@@ -27,12 +27,14 @@ _ORDINARY = 16.0
 """Roundings of its size by which a well-conditioned gradient may vary. The noise of nearby points covers them, and
 nothing is excused."""
 
+_TYPICAL = 4.0
+"""Medians of its changes above which the largest one is another decision: of 24 normal changes it is 3.3 medians."""
+
 _QUARTER = 6
 """Of 24 changes sorted by size, the first quartile: a decision that half of them turn does not move it."""
 
-_TYPICAL = 8.5
-"""First quartiles of its changes above which the largest one is another decision: 2.7 standard deviations of normal
-changes, of which the largest of 24 has 2.2."""
+_TYPICAL_QUARTERS = 8.5
+"""The same in first quartiles: 2.7 standard deviations of normal changes, of which the largest of 24 has 2.2."""
 
 
 _SORTED = 1024
@@ -142,8 +144,9 @@ def rounding_spread(
         for draw in range(_DRAWS):
             with _RoundAtRandom(unit, function.seed + draw):
                 inside = _with_changes(inside, before, *function.gradients(values, gradients))
-            moved = [_moved(value, unit, generator) for value in values]
-            at_inputs = _with_changes(at_inputs, before, *function.gradients(moved, gradients))
+            if unit > COARSE_UNIT:
+                moved = [_moved(value, unit, generator) for value in values]
+                at_inputs = _with_changes(at_inputs, before, *function.gradients(moved, gradients))
     except Exception:  # a function may refuse a mode or a point in any way it likes
         inside = at_inputs = [[torch.zeros_like(old)] for old in before]
     spreads = [by_row(torch.stack(change).square().mean(0)).sqrt() for change in inside]
@@ -151,7 +154,10 @@ def rounding_spread(
     for old, change, other, spread in list(zip(before, inside, at_inputs, spreads, strict=True))[len(outs) :]:
         size = by_row(old.square()).sqrt().clamp_min(rms(old))
         large.append(torch.where(spread > _ORDINARY * unit * size, spread, 0.0))
-        decisions.append(torch.maximum(_decided(change), _decided(other)))
+        decided = _decided(change, (len(change) - 1) // 2, _TYPICAL)
+        if other:
+            decided = torch.maximum(decided, _decided(other, _QUARTER - 1, _TYPICAL_QUARTERS))
+        decisions.append(decided)
     return RoundingSpread(outs=tuple(spreads[: len(outs)]), grads=tuple(large), decisions=tuple(decisions))
 
 
@@ -173,9 +179,12 @@ def _with_changes(
     return [[*own, change] for own, change in zip(changes, drawn, strict=True)]
 
 
-def _decided(changes: Sequence[Tensor]) -> Tensor:
-    """Return the largest change of each entry where it is far more than the usual one of its row; else zero."""
+def _decided(changes: Sequence[Tensor], rank: int, typical: float) -> Tensor:
+    """Return the largest change of each entry where it is far more than the usual one of its row; else zero.
+
+    The usual one is the change of a rank in the order of size, and `typical` says how many of it are far more.
+    """
     every = torch.stack(list(changes))
-    usual = by_row(every.sort(0).values[min(_QUARTER, len(every)) - 1].square()).sqrt()
+    usual = by_row(every.sort(0).values[min(rank, len(every) - 1)].square()).sqrt()
     largest = every.amax(0)
-    return torch.where(largest > _TYPICAL * usual, largest, 0.0)
+    return torch.where(largest > typical * usual, largest, 0.0)

@@ -45,6 +45,11 @@ class _FirstWrites(TorchDispatchMode):
         """Let compiled code run as such inside, and neither eagerly nor compiled anew."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: PyTorch would import its compiler, a second's work, only to keep it away from a mode."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
