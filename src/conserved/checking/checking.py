@@ -160,6 +160,31 @@ def _gradients_of(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
     return tuple(gradients)
 
 
+def _repetition_tests(given: Setting) -> list[GradientTest]:
+    """Test whether the same pass gives the same gradients again, but for the order in which sums are taken.
+
+    Noise that is measured at nearby points has what a race does in it, and would excuse it.
+    """
+    again = given.function.gradients(given.function.values, given.gradients)[1]
+    limit = max(_RANDOM[0], _RANDOM[1] * given.noise.unit)
+    tests = []
+    for name, first, second in zip(given.function.names, given.grads, again, strict=True):
+        if first is None or second is None or not rms(first):
+            continue
+        residual = rms(wide(first) - wide(second)) / rms(first)
+        test = GradientTest(
+            gradients=(name,),
+            method=Method.RELATION,
+            what="the same pass gives the same gradient again",
+            residual=residual,
+            limit=limit,
+            worst=residual / limit,
+            meaning="" if residual <= limit else "not reproducible: a race, uninitialised memory, or random numbers",
+        )
+        tests.append(test)
+    return tests
+
+
 def _setting(function: NumericalFunction, gradients: tuple[Tensor, ...], seed: int, deadline: float) -> Setting:
     """Return one pass of the function with its noise."""
     outs, grads = function.gradients(function.values, gradients)
@@ -291,6 +316,7 @@ def _run_check(
     gradients = _gradients_of(function, seed) if grad is None else _as_given(function, grad)
     given = replace(_setting(function, gradients, seed, deadline), compiler=compiler)
     tests, untested = presence_tests(given)
+    tests = [*tests, *_repetition_tests(given)]
     reference = reference_setting(given)
     suite = _suite(given, given, None) if reference is None else _by_reference(given, *reference)
     tests, vanishing = _without_vanishing(given, [*tests, *suite.tests])
