@@ -179,7 +179,9 @@ def _repetition_tests(given: Setting) -> list[GradientTest]:
             residual=residual,
             limit=limit,
             worst=residual / limit,
-            meaning="" if residual <= limit else "not reproducible: a race, uninitialised memory, or random numbers",
+            meaning=""
+            if residual <= limit
+            else "the gradient changes from run to run: a race, memory never written, or random numbers",
         )
         tests.append(test)
     return tests
